@@ -6,10 +6,11 @@ Not in conftest.py: several folders have one, and `import conftest` is the one t
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,22 @@ def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: Any = "
         if time.monotonic() > end:
             raise AssertionError(f"not within {within_s:g} s: {why() if callable(why) else why or holds}")
         time.sleep(0.1)
+
+
+def mangled(data: bytes, source: random.Random, pieces: Sequence[bytes]) -> bytes:
+    """Return ``data`` with some bytes changed, inserted (also of ``pieces``), cut out or cut off."""
+    made = bytearray(data)
+    for _ in range(source.randint(1, 5)):
+        at = source.randrange(len(made) + 1)
+        match source.randrange(5):
+            case 0 if made:
+                made[at % len(made)] = source.randrange(256)
+            case 1:
+                made[at:at] = source.randbytes(source.randrange(1, 20))
+            case 2:
+                del made[at : at + source.randrange(1, 15)]
+            case 3:
+                made[at:at] = source.choice(pieces)
+            case _:
+                del made[at:]
+    return bytes(made)

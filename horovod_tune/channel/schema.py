@@ -24,7 +24,7 @@ RANK_MESSAGES: Schema = {
     "alive": {"operations": int},
     "finished": {},
     "failed": {"failure_kind": int, "traceback": str},
-    "fetch": {"path": str, "node_id": (str, _NO)},
+    "fetch": {"path": str, "node_id": str, "target": (str, _NO)},
     "reset_done": {"problems": (list, tuple)},
     "stack": {"stack": str},
 }
@@ -35,9 +35,9 @@ ACKS: Schema = {
 # What a rank on a TPU host receives from its host actor, which has started it; pickled_... are pickles.
 HOST_MESSAGES: Schema = {
     "proceed": {"index": _NUMBER, "pickled_checkpoint": bytes},
-    "begin": {"pickled_request": bytes, "world": list},
+    "begin": {"pickled_request": bytes, "world": list, "node_id": str, "copies": str},
     "stop": {},
-    "fetched": {"path": str, "error": str},
+    "fetched": {"fingerprint": (tuple, _NO), "error": str},
     "dump_stack": {},
     "reset": {"join_s": _NUMBER},
 }

@@ -155,14 +155,11 @@ def copy(source: str, target: str) -> None:
     part = f"{target}.part"
     shutil.rmtree(part, ignore_errors=True)
     try:
-        for entry in entries(source):
-            path = os.path.join(part, entry.path)
-            if entry.size is None:
-                os.makedirs(path)
-            elif entry.link:
-                os.symlink(entry.link, path)
-            else:
-                shutil.copy2(os.path.join(source, entry.path), path)
+        found = entries(source)
+        make(part, found)
+        for entry in found:
+            if entry.size is not None and not entry.link:
+                shutil.copy2(os.path.join(source, entry.path), os.path.join(part, entry.path))
         put_in_place(part, target)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

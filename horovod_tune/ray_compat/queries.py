@@ -80,12 +80,9 @@ def driver_node_id() -> str | None:
     from ray._private.state import state
 
     job = ray.get_runtime_context().get_job_id()
-    for entry in state.job_table():
-        if entry["JobID"] == job:
-            for node in ray.nodes():
-                if node["NodeManagerAddress"] == entry["DriverIPAddress"] and node["Alive"]:
-                    return node["NodeID"]
-    return None
+    addresses = {entry["DriverIPAddress"] for entry in state.job_table() if entry["JobID"] == job}
+    nodes = (node for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in addresses)
+    return next((node["NodeID"] for node in nodes), None)
 
 
 def reports_of(trial: Any) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ class ProcessGroups:
         self.dist: Any = None
         self.sockets = SocketRecorder()
         # None while no training function runs.
-        self._store: WorldStore | None = None
+        self.store: WorldStore | None = None
         self._default_arguments: dict[str, Any] = {}
         # True until the training function has called `init_process_group`.
         self._is_default_group_unclaimed = False
@@ -95,7 +95,7 @@ class ProcessGroups:
         @functools.wraps(real)
         def new_group(*args: Any, **kwargs: Any) -> Any:
             # Without the store's, which other ranks may still use when this one has ended.
-            with self.sockets.recording(except_port=self._store.port if self._store else None):
+            with self.sockets.recording(except_port=self.store.port if self.store else None):
                 made = real(*args, **kwargs)
             if isinstance(made, tuple):  # this rank is a member of the group
                 self._made.append(made[0])
@@ -107,7 +107,7 @@ class ProcessGroups:
         """Handle the training function's ``init_process_group(**requested)``."""
         defaults = {name: (each.default, "env://") for name, each in parameters.items()}
         requested = {name: value for name, value in requested.items() if value not in defaults[name]}
-        store = self._store if requested.keys().isdisjoint({"init_method", "store"}) else None
+        store = self.store if requested.keys().isdisjoint({"init_method", "store"}) else None
         is_unclaimed = self._is_default_group_unclaimed and self.dist.is_initialized()
         self._is_default_group_unclaimed = False
         if is_unclaimed:
@@ -123,7 +123,7 @@ class ProcessGroups:
 
     def make_default(self, store: WorldStore) -> None:
         """Make the default group of the world with this store, which the training function may then claim."""
-        self._store, world = store, store.world
+        world = store.world
         self._default_arguments = {"backend": self._backend, "rank": world.rank, "world_size": world.size}
         self._make(store, dict(self._default_arguments))
         self._is_default_group_unclaimed = True
@@ -169,7 +169,7 @@ class ProcessGroups:
         self.sockets.forget()
         self._destroy()
         _forget_groups(self.dist.ProcessGroup)
-        self._store = None
+        self.store = None
 
     def _destroy(self) -> None:
         with self._ending:

@@ -88,8 +88,6 @@ class TorchWorld(RankBackend):
         backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
         self._groups = ProcessGroups(backend, self._timeout, self._connect_timeout)
         self.collectives, self.states = TorchCollectives(self._groups, use_gpu), States()
-        # None while no training function runs.
-        self._store: WorldStore | None = None
         self._watch: nccl_watch.NcclWatch | None = None
         # True if a collective of NCCL has timed out on this rank.
         self._has_timed_out = False
@@ -125,7 +123,7 @@ class TorchWorld(RankBackend):
         """
         self._groups.drop()
         self._has_timed_out = False
-        self._store = store = WorldStore(self._groups.dist, world, name)
+        self._groups.store = store = WorldStore(self._groups.dist, world, name)
         try:
             with self._groups.sockets.forming():
                 store.connect(self._connect_timeout)
@@ -154,10 +152,10 @@ class TorchWorld(RankBackend):
 
     def end(self, *, has_returned: bool) -> None:
         """Destroy the groups, so that ranks which wait in a collective for this one get an error."""
-        if self._store is None:
+        if (store := self._groups.store) is None:  # twice is harmless
             return
         if has_returned:
-            self._store.publish("returned")
+            store.publish("returned")
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -165,11 +163,10 @@ class TorchWorld(RankBackend):
             # Otherwise, destroying a group of NCCL may wait for collectives that a lost rank never enters.
             self._groups.abort()
         self._groups.end()
-        self._store = None
 
     def close(self) -> None:
         """Break the world, so that ranks which wait in a collective get an error, this one too."""
-        if (store := self._store) is not None:  # ranks that make a group wait in the store
+        if (store := self._groups.store) is not None:  # ranks that make a group wait in the store
             store.close()
         self._groups.abort()
 
@@ -193,7 +190,7 @@ class TorchWorld(RankBackend):
 
     def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
         """Return the kind of a failure, an empty text, and the ranks that the function was waiting for."""
-        if (store := self._store) is None:  # the function, or torch, could not be imported
+        if (store := self._groups.store) is None:  # the function, or torch, could not be imported
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))
         texts = [str(each) for each in chain if self._is_of_torch(each)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -69,7 +70,7 @@ class HostCopies:
             self._folder = private / "checkpoints" if private else Path(tempfile.mkdtemp("_checkpoints"))
         return self._folder
 
-    def hold(self, name: str, bring: Callable[[str], None]) -> Copy:
+    def hold(self, name: str, bring: Callable[[str], object]) -> Copy:
         """Return the copy of that name; ``bring(path)`` makes it if this host has none.
 
         A call waits while another process fetches it.
@@ -78,40 +79,18 @@ class HostCopies:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.remove_orphans()
         while True:
-            copy = self.join(path, wait=True)
-            if copy is not None:
-                return copy
             lock = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with contextlib.ExitStack() as undo:
                 undo.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if _is_current(path, lock) and not path.is_dir():
+                if _is_free(lock) and _is_current(path, lock) and not path.is_dir():
                     bring(str(path))
-                # No process holds it for a moment, and it may be deleted: so check again.
+                # Waits for a fetch. Meanwhile no process may hold it, and it may be deleted: so check again.
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 if _is_current(path, lock) and path.is_dir():
                     undo.pop_all()
-                    return self._hold(path, lock)
-
-    def join(self, path: Path, *, wait: bool = False) -> Copy | None:
-        """Hold an existing copy; None if there is none."""
-        try:
-            lock = os.open(_lock_of(path), os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        with contextlib.ExitStack() as undo:
-            undo.callback(os.close, lock)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_SH | (0 if wait else fcntl.LOCK_NB))
-                if _is_current(path, lock) and path.is_dir():
-                    undo.pop_all()
-                    return self._hold(path, lock)
-        return None
-
-    def _hold(self, path: Path, lock: int) -> Copy:
-        copy = Copy(path, lock)
-        self._held = [copy, *(each for each in self._held if each.is_held)]
-        return copy
+                    copy = Copy(path, lock)
+                    self._held = [copy, *(each for each in self._held if each.is_held)]
+                    return copy
 
     def release_all(self) -> None:
         """Release all copies of this process: its trial has ended."""
@@ -142,12 +121,16 @@ def _is_current(path: Path, lock: int) -> bool:
     return False
 
 
-def _remove_if_free(path: Path, lock: int) -> None:
-    try:
+def _is_free(lock: int) -> bool:
+    """Lock it for this process only, and return True, unless another process holds or fetches the copy."""
+    with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    if _is_current(path, lock):
+        return True
+    return False
+
+
+def _remove_if_free(path: Path, lock: int) -> None:
+    if _is_free(lock) and _is_current(path, lock):
         for each in (path, *path.parent.glob(f"{path.name}.*.part")):
             shutil.rmtree(each, ignore_errors=True)
         os.unlink(_lock_of(path))
@@ -166,62 +149,43 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def readable_here(place: CheckpointPlace, node_id: str) -> bool:
-    """Return True if a process on ``node_id`` can read the directory at ``place`` itself."""
-    if place.node_id in (None, node_id):
-        return True
-    here = fingerprint(place.path)
-    return here is not None and here == node_transfer.call_on(
-        str(place.node_id), fingerprint, place.path, timeout_s=PROBE_TIMEOUT_S
-    )
-
-
-def hold_copy(copies: HostCopies, place: CheckpointPlace) -> Copy:
-    """Return the copy of a checkpoint on another node's own disk, brought here if no process has done so.
+def ask_node(place: CheckpointPlace, target: str | None = None) -> tuple[int, int] | None:
+    """Copy a checkpoint from its node to ``target``; without a target, return its `fingerprint` there.
 
     Raises:
         FileNotFoundError: there is no such directory on its node.
     """
     node = str(place.node_id)
-    original = node_transfer.call_on(node, fingerprint, place.path, timeout_s=PROBE_TIMEOUT_S)
-    # A trial that starts again may write another checkpoint where this one is.
-    name = hashlib.sha256(repr((node, place.path, original)).encode()).hexdigest()[:20]
-    return copies.hold(
-        name,
-        lambda path: node_transfer.fetch_directory(node, place.path, path, timeout_s=TRANSFER_TIMEOUT_S),
-    )
+    if target is None:
+        return node_transfer.call_on(node, fingerprint, place.path, timeout_s=PROBE_TIMEOUT_S)
+    node_transfer.fetch_directory(node, place.path, target, timeout_s=TRANSFER_TIMEOUT_S)
+    return None
 
 
-def open_checkpoint(place: CheckpointPlace, node_id: str, copies: HostCopies) -> Any:
+def open_checkpoint(
+    place: CheckpointPlace,
+    node_id: str,
+    copies: HostCopies,
+    *,
+    ask: Callable[..., tuple[int, int] | None] = ask_node,
+) -> Any:
     """Return ``place`` as a ``ray.tune.Checkpoint`` that a process on ``node_id`` can read.
 
-    A copy is held while the object lives, until ``copies.release_all()`` at the latest.
+    That of another node's own disk is a copy, brought here if no process has done so. It is held while the
+    object lives, until ``copies.release_all()`` at the latest.
     """
     from ray.tune import Checkpoint
 
     if place.filesystem is not None:
         return Checkpoint(path=place.path, filesystem=place.filesystem)
-    if readable_here(place, node_id):
+    if place.node_id in (None, node_id):
         return Checkpoint.from_directory(place.path)
-    return _as_checkpoint(hold_copy(copies, place))
-
-
-def open_copy(path: Path, copies: HostCopies) -> Any:
-    """Return a directory of this host as a ``ray.tune.Checkpoint``, held if it is a copy.
-
-    None if it is gone.
-    """
-    from ray.tune import Checkpoint
-
-    copy = copies.join(path)
-    if copy is not None:
-        return _as_checkpoint(copy)
-    return Checkpoint.from_directory(path) if path.is_dir() else None
-
-
-def _as_checkpoint(copy: Copy) -> Any:
-    from ray.tune import Checkpoint
-
+    original = ask(place)
+    if original is not None and original == fingerprint(place.path):  # a shared file system
+        return Checkpoint.from_directory(place.path)
+    # A trial that starts again may write another checkpoint where this one is.
+    name = hashlib.sha256(repr((place.node_id, place.path, original)).encode()).hexdigest()[:20]
+    copy = copies.hold(name, functools.partial(ask, place))
     checkpoint = Checkpoint.from_directory(copy.path)
     weakref.finalize(checkpoint, copy.release).atexit = False
     return checkpoint

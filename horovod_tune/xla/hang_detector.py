@@ -8,29 +8,25 @@ computes, and a step on the device is an operation, so a slow start is no hang.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from horovod_tune.session import session
 
-# How often the activity of ranks that send nothing is measured; a host has many processes.
-CHECK_INTERVAL_S = 5.0
+# How often the activity is compared, more often if the limit is short. So a step that computes for a second
+# every few minutes is seen.
+CHECK_INTERVAL_S = 60.0
 # The share of one CPU that all ranks of a host together may use and still count as inactive.
 BUSY_SHARE = 0.01
-# The share is of this time, so that a step which computes for a second every few minutes is seen.
-WINDOW_S = 60.0
-# CPU time in a window that does not count as activity: heartbeats take some, and the kernel counts in 0.01 s.
+# CPU time that does not count as activity: heartbeats take some, and the kernel counts in 0.01 s.
 LEAST_CPU_S = 0.1
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What the ranks of a host have done so far, counted from any start.
+class Activity(NamedTuple):
+    """What the ranks of a host have done so far, counted from any start, besides what they have sent.
 
-    ``messages`` counts what ranks sent, without heartbeats; ``operations`` what torch_xla counts;
-    ``cpu_s`` is the time of their processes and of the processes below them.
+    ``operations`` is what torch_xla counts; ``cpu_s`` is the time of their processes and of those below them.
     """
 
-    messages: int
     operations: int
     cpu_s: float
 
@@ -39,20 +35,19 @@ class Inactivity:
     """Measures for how long the ranks of a host have done nothing.
 
     >>> ranks = Inactivity(limit_s=30)
-    >>> [ranks.update(10, Activity(messages=1, operations=5, cpu_s=0.01 * i)) for i in range(5)]
+    >>> [ranks.update(10, Activity(operations=5, cpu_s=0.01 * i)) for i in range(5)]
     [False, False, False, True, True]
-    >>> ranks.update(10, Activity(messages=2, operations=5, cpu_s=0.05))
+    >>> ranks.update(10, Activity(operations=6, cpu_s=0.05))
     False
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._before: Activity | None = None
-        self._window_s = 0.0
         self._inactive_s = 0.0
 
     def restart(self) -> None:
-        """Start counting again."""
+        """Start counting again: a rank has sent something, or Tune has decided."""
         self._before = None
 
     def update(self, listened_s: float, work: Activity) -> bool:
@@ -62,22 +57,18 @@ class Inactivity:
             listened_s: seconds that the coordinator has listened since the last call. While Tune decides, it
                 does not listen, and the ranks rightly wait.
         """
-        before = self._before  # `restart` may come from another thread
-        if before is None or self._has_moved(before, work, self._window_s + listened_s):
-            self._before, self._window_s, self._inactive_s = work, 0.0, 0.0
+        before, self._before = self._before, work  # `restart` may come from another thread
+        if before is None or _has_moved(before, work, listened_s):
+            self._inactive_s = 0.0
             return False
         self._inactive_s += listened_s
-        self._window_s += listened_s
-        if self._window_s >= WINDOW_S:
-            self._before, self._window_s = work, 0.0
         return self._inactive_s >= self._limit_s
 
-    @staticmethod
-    def _has_moved(before: Activity, now: Activity, window_s: float) -> bool:
-        if (before.messages, before.operations) != (now.messages, now.operations):
-            return True
-        # Less than before is movement too: a process below a rank has ended.
-        return abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * window_s)
+
+def _has_moved(before: Activity, now: Activity, listened_s: float) -> bool:
+    # Less than before is movement too: a process below a rank has ended.
+    has_computed = abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
+    return has_computed or now.operations != before.operations
 
 
 def waits_in_report(stack: str) -> bool:

@@ -6,18 +6,14 @@ an actor with Ray's threads may not.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import multiprocessing.process
 import os
 import pickle
-import signal
 import socket
-import sys
 import traceback
 import warnings
-from types import FrameType
 
 from horovod_tune import ray_compat
 from horovod_tune.xla import rank
@@ -31,9 +27,8 @@ _started: list[multiprocessing.process.BaseProcess] = []
 
 def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float) -> None:
     """Import, wait for the plan, launch; returns when every rank has ended."""
-    signal.signal(signal.SIGTERM, _end_ranks)
-    # SIGTERM and not SIGKILL: this process ends its ranks before it ends.
-    rank.die_with_parent(actor_pid, signal.SIGTERM)
+    rank.die_with_parent(actor_pid)
+    own_pid = os.getpid()
     registry = socket.socket(fileno=registry_fd)
     error = ""
     try:
@@ -45,12 +40,14 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
             os.environ.pop(name, None)
         os.environ.update(plan.environment)
         _remember_started_processes()
-        # Runs in a rank's main thread, before anything of torch_xla's: our handler is not for ranks.
-        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        # Before anything of torch_xla's, which may wait for other hosts. Also runs in forks of the ranks.
+        os.register_at_fork(
+            after_in_child=lambda: rank.die_with_parent(own_pid) if os.getppid() == own_pid else None
+        )
         # Python warns of forking with threads since 3.12; here are none but idle ones that imports left.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
         abort = functools.partial(rank.abort, registry_fd)
-        runtime.launch(rank.serve, plan, (registry_fd, runtime_path, os.getpid(), heartbeat_s), abort)
+        runtime.launch(rank.serve, plan, (registry_fd, runtime_path, own_pid, heartbeat_s), abort)
     except Exception:  # any: sent to the host actor, which raises it
         error = traceback.format_exc(limit=-12)
     exits = {process.pid: process.exitcode for process in _started if process.pid is not None}
@@ -74,18 +71,3 @@ def _remember_started_processes() -> None:
         _started.append(process)
 
     multiprocessing.process.BaseProcess.start = start_and_record  # type: ignore
-
-
-def _end_ranks(number: int, frame: FrameType | None) -> None:
-    pids = [process.pid for process in _started if process.pid is not None]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import json
 import os
 import pickle
@@ -15,16 +16,16 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
-from dataclasses import asdict
+from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.schema import HOST_MESSAGES
 from horovod_tune.errors import encodable
-from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
@@ -37,33 +38,31 @@ from horovod_tune.messages import (
 from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.training import Training
 from horovod_tune.session.session import Session
-from horovod_tune.transfer.host_copies import HostCopies, open_copy
+from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
 from horovod_tune.xla.runtime import Runtime, load_runtime
 
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.baseline import Baseline
 
 _PR_SET_PDEATHSIG = 1
-# How often a checkpoint is requested whose copy another rank's newer one has just replaced.
-FETCHES = 3
 # TPU v2 and v3 have two ranks in a process.
 _one_at_a_time = threading.Lock()
-_output: int | None = None
+_output: IO[bytes] | None = None
 
 
-def die_with_parent(parent: int, how: signal.Signals) -> None:
-    """Have the kernel send ``how`` to this process when the thread that started it ends.
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
 
     So each rank ends with its parent, and that with its host actor: an orphan would lock the chip.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the parent had already ended
 
 
 def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartbeat_s: float) -> None:
     """Run this rank until its host actor closes the channel. Called in each rank by the runtime."""
-    die_with_parent(parent, signal.SIGKILL)
+    die_with_parent(parent)
     faulthandler.enable()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -93,8 +92,7 @@ def abort(registry_fd: int) -> NoReturn:
 def _join(registry_fd: int, runtime: Runtime) -> Channel:
     """Send the host actor this rank's place, the channel's other end, and its output."""
     ours, theirs = socket.socketpair()
-    process = {"pid": os.getpid(), "process_started": process_start(os.getpid())}
-    hello = {"kind": "hello", **asdict(runtime.ordinals()), **process}
+    hello = {"kind": "hello", "pid": os.getpid(), "place": astuple(runtime.ordinals())}
     descriptors = [theirs.fileno(), *_redirect_output()]
     registry = socket.socket(fileno=os.dup(registry_fd))
     socket.send_fds(registry, [json.dumps(hello).encode()], descriptors)
@@ -104,20 +102,20 @@ def _join(registry_fd: int, runtime: Runtime) -> Channel:
 
 
 def _redirect_output() -> list[int]:
-    """Send what this process prints, C++ included, into a pipe; return its reading end, once per process."""
+    """Send what this process prints, C++ included, into an unnamed file; return it, once per process."""
     global _output
     with _one_at_a_time:
         if _output is not None:
             return []
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        reading, writing = os.pipe()
-        os.dup2(writing, 1)
-        os.dup2(writing, 2)
-        os.close(writing)
+        _output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        # The host actor shortens the file.
+        fcntl.fcntl(_output, fcntl.F_SETFL, os.O_APPEND)
+        os.dup2(_output.fileno(), 1)
+        os.dup2(_output.fileno(), 2)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        _output = reading
-        return [reading]
+        return [_output.fileno()]
 
 
 class _Rank:
@@ -132,7 +130,7 @@ class _Rank:
         self._function = b""
         self._rank = self._run = 0
         self._baseline: Baseline | None = None
-        self._copies = HostCopies()
+        self._node_id, self._copies = "", HostCopies()
         self._fetched: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self, heartbeat_s: float) -> None:
@@ -157,7 +155,8 @@ class _Rank:
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
-            case {"kind": "begin", "pickled_request": request, "world": world}:
+            case {"kind": "begin", "pickled_request": request, "world": world, "copies": copies}:
+                self._node_id, self._copies = message["node_id"], HostCopies(Path(copies))
                 self._begin(request, RankInfo(*world))
             case {"kind": "proceed", "index": index, "pickled_checkpoint": checkpoint}:
                 if self._training is not None:
@@ -197,39 +196,29 @@ class _Rank:
         self._training.start()
 
     def _send(self, message: Message) -> None:
+        if not isinstance(message, Report):
+            self._copies.release_all()
+            flush_streams()
         match message:
-            case Report(index=index, metrics=metrics, checkpoint_path=path):
-                fields = {"index": index, "metrics": metrics, "checkpoint_path": path}
-                self._channel.send("report", run=self._run, **fields)
-                return
-        self._copies.release_all()
-        flush_streams()
-        match message:
+            case Report():
+                self._channel.send("report", run=self._run, **vars(message))
             case Finished():
                 self._channel.send("finished")
             case Failed(kind=kind, traceback=text):
                 self._channel.send("failed", failure_kind=kind.value, traceback=text)
 
     def _fetch(self, place: CheckpointPlace) -> Any:
-        """Return the checkpoint as one that this process can read; the host actor fetches it, once."""
-        from ray.tune import Checkpoint
+        return open_checkpoint(place, self._node_id, self._copies, ask=self._ask_node)
 
-        if place.filesystem is not None:
-            return Checkpoint(path=place.path, filesystem=place.filesystem)
-        for _ in range(FETCHES):
-            found = open_copy(Path(self._request(place)), self._copies)
-            if found is not None:
-                return found
-        raise RuntimeError(f"the copies of the checkpoint {place.path} on this host were removed at once")
-
-    def _request(self, place: CheckpointPlace) -> str:
-        self._channel.send("fetch", path=place.path, node_id=place.node_id)
+    def _ask_node(self, place: CheckpointPlace, target: str | None = None) -> Any:
+        """Have the host actor call `host_copies.ask_node`: this process has no connection to Ray."""
+        self._channel.send("fetch", path=place.path, node_id=place.node_id, target=target)
         # Without a limit: the actor answers whatever happens to the copy, whose own limit is in
-        # `host_copies.hold_copy`, and this process dies with the actor.
+        # `host_copies.ask_node`, and this process dies with the actor.
         answer = self._fetched.get()
         if why := answer["error"]:
             raise RuntimeError(f"the checkpoint {place.path} could not be copied to this host:\n{why}")
-        return str(answer["path"])
+        return answer["fingerprint"]
 
     def _reset(self, join_s: float) -> list[str]:
         assert self._training is not None and self._baseline is not None

@@ -1,4 +1,4 @@
-"""Runs in a thread of the host actor: owns the parent process and the ranks, and receives their messages."""
+"""Runs in the host actor: starts the parent process and the ranks, and receives their messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import selectors
 import signal
 import socket
 import subprocess
@@ -14,8 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -24,15 +22,16 @@ from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.schema import RANK_MESSAGES
 from horovod_tune.files.process_start import process_start
+from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.xla.hang_detector import Activity
-from horovod_tune.xla.runtime import LaunchPlan
+from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 
 TICK_S = 0.5
 # How long the parent may take to report how a rank ended.
 EXIT_REASON_TIMEOUT_S = 5.0
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-_BOOT += "import horovod_tune.xla.parent as p; "
-_BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
+_BOOT = "import json, sys; path, *arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
+_BOOT += "import horovod_tune.xla.parent as parent; parent.main(*arguments)"
+_READ_BYTES = 1 << 20
 _TAIL_BYTES = 16000
 # How the long last line of Python's fault handler begins.
 _NOISE = "Extension modules: "
@@ -44,29 +43,66 @@ _USUAL_CAUSES = {
 }
 
 
-@dataclass
 class RankProcess:
-    """One rank, as its host actor sees it."""
+    """One rank, as its host actor sees it.
 
-    ordinal: int
-    world_size: int
-    local_ordinal: int
-    local_size: int
-    pid: int
-    process_started: float
-    channel: Channel
-    output: int | None
-    last_heard: float = field(default_factory=time.monotonic)
-    cpu_s: float = -1.0
-    messages: int = 0
-    operations: int = 0
-    has_ended: bool = False
-    tail: bytearray = field(default_factory=bytearray)
+    ``output`` is the file of what its process prints; None for the second rank of a process.
+    """
+
+    def __init__(self, place: Ordinals, pid: int, channel: Channel, output: int | None) -> None:
+        self.place, self.pid, self.channel = place, pid, channel
+        self.info: RankInfo | None = None
+        # True while its training function runs.
+        self.is_running = False
+        # True while the host actor fetches a checkpoint for it.
+        self.is_fetching = False
+        # How it was lost, once it was.
+        self.loss: tuple[FailureKind, str] | None = None
+        # Its answers to `Supervisor.ask`, by kind.
+        self.replies: dict[str, dict[str, Any]] = {}
+        self.operations = 0
+        self.last_heard = time.monotonic()
+        self._cpu_s = -1.0
+        self._output, self._read_bytes = output, 0
+
+    @property
+    def ordinal(self) -> int:
+        return self.place.ordinal
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send the rank a message, unless it has ended, which the supervisor reports."""
         with contextlib.suppress(OSError):
             self.channel.send(kind, **fields)
+
+    def new_output(self) -> Iterator[bytes]:
+        """Yield what its process has printed since the last call."""
+        while self._output is not None and (text := os.pread(self._output, _READ_BYTES, self._read_bytes)):
+            self._read_bytes += len(text)
+            yield text
+
+    def last_output(self) -> str:
+        if self._output is None:
+            return ""
+        start = max(0, os.fstat(self._output).st_size - _TAIL_BYTES)
+        printed = os.pread(self._output, _TAIL_BYTES, start).decode("utf-8", "replace").splitlines()
+        return "\n".join(line for line in printed if not line.startswith(_NOISE)).strip()
+
+    def drop_output(self) -> None:
+        """Free the disk of what it has printed so far."""
+        if self._output is not None:
+            os.ftruncate(self._output, 0)
+            self._read_bytes = 0
+
+    def is_unresponsive(self, timeout_s: float) -> bool:
+        """Return True if it has neither sent anything nor computed for ``timeout_s``.
+
+        A rank that holds Python's lock while it compiles cannot send, but it computes.
+        """
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used_s = sum(psutil.Process(self.pid).cpu_times()[:2])
+            if used_s > self._cpu_s:
+                self._cpu_s, self.last_heard = used_s, time.monotonic()
+        return time.monotonic() - self.last_heard > timeout_s
 
 
 def family_cpu_s(pid: int) -> float:
@@ -84,11 +120,10 @@ def family_cpu_s(pid: int) -> float:
 
 
 class Supervisor:
-    """The ranks of one host.
+    """The ranks of one host, and their parent.
 
-    Its callbacks run in the supervising thread: ``on_message(rank, message)`` with checked messages,
-    ``on_output(rank, text)``, and ``on_loss(rank, text, own)`` when a rank has died, where ``own``
-    is False if it died because of another.
+    A thread for each rank receives its messages, and calls ``on_message(rank, message)`` with each that is no
+    heartbeat and no answer, and at last ``on_loss(rank)``.
     """
 
     def __init__(
@@ -97,57 +132,180 @@ class Supervisor:
         *,
         heartbeat_s: float,
         on_message: Callable[[RankProcess, dict[str, Any]], None],
-        on_output: Callable[[RankProcess, bytes], None],
-        on_loss: Callable[[RankProcess, str, bool], None],
+        on_loss: Callable[[RankProcess], None],
     ) -> None:
-        self._runtime_path = runtime_path
-        self._heartbeat_s = heartbeat_s
-        self._on_message, self._on_output, self._on_loss = on_message, on_output, on_loss
+        self._heartbeat_s, self._on_message, self._on_loss = heartbeat_s, on_message, on_loss
         self._registry, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._selector = selectors.DefaultSelector()
         self._parent: subprocess.Popen[bytes] | None = None
+        # How the parent's processes have ended, by pid; None while it runs.
         self._exits: dict[int, int | None] | None = None
-        self._deaths: dict[int, float] = {}
         self._launch_error = ""
         self._last_errors: dict[int, str] = {}
         self._changed = threading.Condition()
         self.ranks: list[RankProcess] = []
-        # A process that requested to die with its parent dies with the *thread* that started it, so
-        # this thread lives as long as the actor does.
-        self._thread = threading.Thread(target=self._run, name="xla-supervisor", daemon=True)
-        self._thread.start()
+        arguments = [sys.path, self._theirs.fileno(), runtime_path, os.getpid(), heartbeat_s]
+        command = [sys.executable, "-c", _BOOT, json.dumps(arguments)]
+        # A process that requested to die with its parent dies with the *thread* that started it.
+        threading.Thread(target=self._run, args=(command,), name="xla-supervisor", daemon=True).start()
 
-    def launch(self, plan: LaunchPlan) -> None:
-        """Start the ranks; `wait_until_up` waits for them."""
-        # `wait_until_up` raises why a parent has ended.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._registry.send(pickle.dumps(plan))
-
-    def wait_until_up(self, wait_s: float) -> list[RankProcess]:
-        """Return the host's ranks when all have started; an empty list after ``wait_s``.
+    def launch(self, plan: LaunchPlan, timeout_s: float) -> list[RankProcess]:
+        """Start the ranks; return them when all have started, however long that takes.
 
         Raises:
-            RuntimeError: they could not start; has the parent's own error.
+            RuntimeError: they could not start, which has the parent's own error, or one of them was suspended
+                for ``timeout_s``.
         """
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
+            self._registry.send(pickle.dumps(plan))
+        since: dict[int, float] = {}
         with self._changed:
-            self._changed.wait_for(lambda: self._is_up() or self._exits is not None, timeout=wait_s)
-            if self._is_up():
-                return self.ranks
-            if self._exits is not None:
+            while not self._changed.wait_for(
+                lambda: self._is_up or self._exits is not None, self._heartbeat_s
+            ):
+                # Silence means nothing: a rank of a slice waits for those of all hosts before it can send.
+                since = {pid: since.get(pid, time.monotonic()) for pid in suspended_below(os.getpid())}
+                for pid, began in since.items():
+                    if time.monotonic() - began > timeout_s:
+                        raise RuntimeError(
+                            f"process {pid} was suspended for {timeout_s:g} s (timeout_s) while it started"
+                        )
+            if not self._is_up:
                 raise RuntimeError(self._exit_reason())
-            return []
+            return self.ranks
+
+    @property
+    def _is_up(self) -> bool:
+        return bool(self.ranks) and len(self.ranks) == self.ranks[0].place.local_size
 
     def processes(self) -> list[tuple[int, float]]:
         """Return (pid, `process_start`) of the parent and of every rank."""
-        with self._changed:
-            pids = [(rank.pid, rank.process_started) for rank in self.ranks]
-        if self._parent is not None:
+        processes = []
+        for pid in [*(rank.pid for rank in self.ranks), *([self._parent.pid] if self._parent else [])]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                pids.append((self._parent.pid, process_start(self._parent.pid)))
-        return pids
+                processes.append((pid, process_start(pid)))
+        return processes
 
-    def _is_up(self) -> bool:
-        return bool(self.ranks) and len(self.ranks) == self.ranks[0].local_size
+    def ask(
+        self, ranks: Collection[RankProcess], request: str, reply: str, timeout_s: float, **fields: Any
+    ) -> dict[int, dict[str, Any]]:
+        """Send ranks a request; return their replies by rank, of all but lost ranks, or what came in time."""
+        for rank in ranks:
+            rank.replies.pop(reply, None)
+            rank.send(request, **fields)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(reply in each.replies or each.loss for each in ranks), timeout_s
+            )
+            return {each.ordinal: each.replies[reply] for each in ranks if reply in each.replies}
+
+    def activity(self) -> Activity:
+        """Return what the ranks have done so far."""
+        # TPU v2 and v3 have two ranks in a process.
+        pids = {rank.pid for rank in self.ranks if not rank.loss}
+        return Activity(
+            operations=sum(rank.operations for rank in self.ranks),
+            cpu_s=sum(family_cpu_s(pid) for pid in pids),
+        )
+
+    # What follows runs in the thread that starts the parent.
+
+    def _run(self, command: list[str]) -> None:
+        exits: dict[int, int | None] = {}
+        try:
+            with self._theirs:
+                self._parent = subprocess.Popen(
+                    command, pass_fds=[self._theirs.fileno()], stdin=subprocess.DEVNULL
+                )
+            exits = self._read_registry(self._parent)
+        except Exception:  # any: part of the error of `launch`, or of the ranks' loss
+            self._launch_error = traceback.format_exc()
+        with self._changed:
+            self._exits = exits
+            self._changed.notify_all()
+        # The parent ends with this thread: at once if this has failed, else it is about to.
+        if exits and self._parent is not None:
+            self._parent.wait()
+
+    def _read_registry(self, parent: subprocess.Popen[bytes]) -> dict[int, int | None]:
+        """Take messages until the parent ends; return how the processes that it started have ended."""
+        self._registry.settimeout(TICK_S)
+        while True:
+            status = parent.poll()  # before the read: what the parent has sent last is read all the same
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
+            except ConnectionResetError:
+                # The parent ended before it read its plan. Raised once; what it sent last is read next.
+                continue
+            except TimeoutError:
+                if status is not None:
+                    return {parent.pid: status}
+                continue
+            if not data:  # the parent and every rank have ended
+                return {parent.pid: parent.wait()}
+            message = json.loads(data)
+            with self._changed:
+                if message["kind"] == "hello":
+                    self._add(message["place"], message["pid"], descriptors)
+                elif message["kind"] == "lost":
+                    self._last_errors[message["pid"]] = message["error"]
+                else:
+                    self._launch_error = message["error"]
+                    return {int(pid): code for pid, code in message["exits"].items()}
+                self._changed.notify_all()
+
+    def _add(self, place: list[int], pid: int, descriptors: list[int]) -> None:
+        control, *output = descriptors
+        channel = Channel(socket.socket(fileno=control), RANK_MESSAGES)
+        rank = RankProcess(Ordinals(*place), pid, channel, output[0] if output else None)
+        self.ranks.append(rank)
+        self.ranks.sort(key=lambda each: each.place.local_ordinal)
+        threading.Thread(
+            target=self._listen, args=(rank,), name=f"xla-rank-{rank.ordinal}", daemon=True
+        ).start()
+
+    # What follows runs in a thread for each rank.
+
+    def _listen(self, rank: RankProcess) -> None:
+        try:
+            self._receive(rank)
+            with self._changed:
+                self._changed.wait_for(lambda: self._exits is not None, EXIT_REASON_TIMEOUT_S)
+                loss = self._death_of(rank)
+        except MalformedMessage as error:
+            loss = FailureKind.DIED, str(error)
+        except Exception:  # any: the rank's thread in the host actor has failed, and nothing else listens
+            loss = FailureKind.DIED, f"its host actor failed:\n{traceback.format_exc()}"
+        with self._changed:
+            rank.loss = loss[0], f"process {rank.pid}: {loss[1]}"
+            self._changed.notify_all()
+        self._on_loss(rank)
+
+    def _receive(self, rank: RankProcess) -> None:
+        there = True
+        while there:
+            messages, there = rank.channel.receive(None)
+            rank.last_heard = time.monotonic()
+            for message in messages:
+                match message["kind"]:
+                    case "alive":
+                        rank.operations = message["operations"]
+                    case "stack" | "reset_done":
+                        with self._changed:
+                            rank.replies[message["kind"]] = message
+                            self._changed.notify_all()
+                    case _:
+                        self._on_message(rank, message)
+
+    def _death_of(self, rank: RankProcess) -> tuple[FailureKind, str]:
+        """Return how a rank has ended: by itself, or because another one did."""
+        exits = self._exits or {}
+        own = rank.pid in first_to_die(exits) or rank.pid not in exits
+        text = describe_exit(exits.get(rank.pid))
+        if rank.pid not in exits and (exits or self._launch_error):
+            text = f"it ended with the parent of this host's ranks:\n{self._exit_reason()}"
+        last = (self._last_errors.get(rank.pid) or rank.last_output()) if own else ""
+        kind = FailureKind.DIED if own else FailureKind.DISCONNECTED
+        return kind, f"{text}\nIts last output:\n{last}" if last else text
 
     def _exit_reason(self) -> str:
         exits = self._exits or {}
@@ -157,166 +315,15 @@ class Supervisor:
         # A process's own exception is the cause; that its pool broke is a consequence.
         return "\n".join(own if any(errors.values()) else [*own, self._launch_error]).strip()
 
-    def _run(self) -> None:
-        try:
-            self._supervise()
-        except Exception:
-            # The ranks end with this thread, so nothing has to wait for them.
-            text = traceback.format_exc()
-            with self._changed:
-                self._exits = self._exits or {}
-                self._launch_error = text
-                self._changed.notify_all()
-            for rank in self.ranks:
-                if not rank.has_ended:
-                    rank.has_ended = True
-                    self._on_loss(rank, f"its host actor's supervisor thread failed:\n{text}", True)
 
-    def _supervise(self) -> None:
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(self._theirs.fileno())]
-        self._parent = subprocess.Popen(
-            [*command, self._runtime_path, str(os.getpid()), str(self._heartbeat_s)],
-            pass_fds=[self._theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-        self._theirs.close()
-        self._selector.register(self._registry, selectors.EVENT_READ, self._read_registry)
-        self._registry.setblocking(False)
-        while True:
-            for key, _ in self._selector.select(timeout=TICK_S):
-                key.data()
-            self._check_parent()
-            self._report_deaths()
-
-    def _read_registry(self) -> bool:
-        """Take one message of the parent or a rank; return False if there is none."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
-        except ConnectionResetError:
-            # The parent ended before it read its plan. This is raised once; what it sent last is read next.
-            return True
-        except BlockingIOError:
-            return False
-        if not data:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(self._registry)  # the parent and every rank have ended
-            return False
-        message = json.loads(data)
-        with self._changed:
-            if message["kind"] == "hello":
-                self._add(message, descriptors)
-            elif message["kind"] == "lost":
-                self._last_errors[message["pid"]] = message["error"]
-            else:
-                self._exits = {int(pid): code for pid, code in message["exits"].items()}
-                self._launch_error = message["error"]
-            self._changed.notify_all()
-        return True
-
-    def _add(self, hello: dict[str, Any], descriptors: list[int]) -> None:
-        del hello["kind"]
-        control, *output = descriptors
-        channel = Channel(socket.socket(fileno=control), RANK_MESSAGES)
-        rank = RankProcess(**hello, channel=channel, output=output[0] if output else None)
-        self.ranks.append(rank)
-        self.ranks.sort(key=lambda each: each.local_ordinal)
-        self._selector.register(rank.channel, selectors.EVENT_READ, lambda: self._receive(rank))
-        if rank.output is not None:
-            os.set_blocking(rank.output, False)
-            self._selector.register(rank.output, selectors.EVENT_READ, lambda: self._read_output(rank))
-
-    def _receive(self, rank: RankProcess) -> None:
-        try:
-            messages, there = rank.channel.receive(0)
-        except MalformedMessage as error:
-            self._selector.unregister(rank.channel)
-            self._on_loss(rank, str(error), True)
-            rank.has_ended = True
-            return
-        rank.last_heard = time.monotonic()
-        for message in messages:
-            if message["kind"] in ("finished", "failed"):
-                self._read_output(rank)  # what it printed goes out before its last message
-            if message["kind"] == "alive":
-                rank.operations = message["operations"]
-                continue
-            rank.messages += message["kind"] != "stack"
-            self._on_message(rank, message)
-        if not there:
-            self._selector.unregister(rank.channel)
-            self._read_output(rank)
-            self._deaths[rank.ordinal] = time.monotonic()
-
-    def _read_output(self, rank: RankProcess) -> None:
-        while rank.output is not None:
-            try:
-                text = os.read(rank.output, 1 << 16)
-            except BlockingIOError:
-                return
-            if not text:
-                self._selector.unregister(rank.output)
-                os.close(rank.output)
-                rank.output = None
-                return
-            rank.tail += text
-            del rank.tail[:-_TAIL_BYTES]
-            self._on_output(rank, text)
-
-    def _check_parent(self) -> None:
-        if self._exits is None and self._parent is not None and self._parent.poll() is not None:
-            while self._read_registry():
-                pass
-            with self._changed:
-                if self._exits is None:
-                    self._exits = {self._parent.pid: self._parent.returncode}
-                self._changed.notify_all()
-
-    def _report_deaths(self) -> None:
-        """Report which ranks have ended, as soon as the parent has reported how."""
-        for rank in self.ranks:
-            died = self._deaths.get(rank.ordinal)
-            if rank.has_ended or died is None:
-                continue
-            if self._exits is None and time.monotonic() - died < EXIT_REASON_TIMEOUT_S:
-                continue
-            rank.has_ended = True
-            exits = self._exits or {}
-            own = rank.pid in first_to_die(exits) or rank.pid not in exits
-            text = describe_exit(exits.get(rank.pid))
-            if exits and rank.pid not in exits:
-                text = f"it ended with the parent of this host's ranks:\n{self._exit_reason()}"
-            printed = bytes(rank.tail).decode("utf-8", "replace").splitlines()
-            last = "\n".join(line for line in printed if not line.startswith(_NOISE)).strip()
-            last = self._last_errors.get(rank.pid) or last
-            self._on_loss(rank, f"{text}\nIts last output:\n{last}" if last and own else text, own)
-
-    def activity(self) -> Activity:
-        """Return what the ranks have done so far."""
-        # TPU v2 and v3 have two ranks in a process.
-        pids = {rank.pid for rank in self.ranks if not rank.has_ended}
-        return Activity(
-            messages=sum(rank.messages for rank in self.ranks),
-            operations=sum(rank.operations for rank in self.ranks),
-            cpu_s=sum(family_cpu_s(pid) for pid in pids),
-        )
-
-    def unresponsive(self, timeout_s: float) -> list[RankProcess]:
-        """Return the ranks that have neither sent anything nor computed for ``timeout_s``.
-
-        A rank that holds Python's lock while it compiles cannot send, but it computes.
-        """
-        now, unresponsive = time.monotonic(), []
-        for rank in self.ranks:
-            if rank.has_ended or now - rank.last_heard < 2 * self._heartbeat_s:
-                continue
-            with contextlib.suppress(psutil.NoSuchProcess):
-                used_s = sum(psutil.Process(rank.pid).cpu_times()[:2])
-                if used_s > rank.cpu_s >= 0:
-                    rank.last_heard = now
-                rank.cpu_s = used_s
-            if now - rank.last_heard > timeout_s:
-                unresponsive.append(rank)
-        return unresponsive
+def suspended_below(pid: int) -> list[int]:
+    """Return the processes below one that a signal has suspended."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                found.append(process.pid)
+    return found
 
 
 def describe_exit(code: int | None) -> str:

@@ -25,8 +25,6 @@ from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 
 # How long the ranks of a slice may take to start: minutes on a large one, where each waits for all.
 LAUNCH_TIMEOUT_S = 900.0
-# How often that wait looks at the hosts.
-TICK_S = 0.5
 
 
 def require_installed() -> None:
@@ -122,43 +120,33 @@ class XlaLauncher:
         """Start every host's ranks and wait until they are up; the first host that fails ends the wait."""
         ordinals: dict[int, list[Ordinals]] = {}
         self._below = []
-        timeout_s, began = self._spec.timeout_s, time.monotonic()
-        heartbeat_s = min(HEARTBEAT_S, timeout_s / 4)
-        # By pending call: the index of its host, and when the reply, a heartbeat, is due.
-        asked: dict[Any, tuple[int, float]] = {}
-
-        def ask(i: int, *plan: LaunchPlan) -> None:
-            asked[actors[i].wait_until_up.remote(heartbeat_s, *plan)] = (i, time.monotonic() + heartbeat_s)
-
-        for i, plan in enumerate(self._plans(infos)):
-            ask(i, plan)
-        while asked:
-            replies, _ = ray.wait(list(asked), num_returns=len(asked), timeout=TICK_S)
+        end = time.monotonic() + LAUNCH_TIMEOUT_S
+        timeout_s = self._spec.timeout_s
+        starting = {actors[i].launch.remote(plan): i for i, plan in enumerate(self._plans(infos))}
+        while starting:
+            replies, _ = ray.wait(list(starting), timeout=HEARTBEAT_S)
             for reply in replies:
-                i, _ = asked.pop(reply)
+                i = starting.pop(reply)
                 info = infos[i]
                 try:
-                    started = ray.get(reply)
+                    ordinals[i], processes = ray.get(reply)
                 except RayTaskError as error:
                     raise StartFailed(f"the ranks of {info.host} did not start:\n{error.cause}") from error
                 except RayActorError as error:
                     why = error_text.death_text(error)
                     raise StartFailed(f"the host actor of {info.host} died: {why}") from error
-                if started is None:
-                    ask(i)
-                    continue
-                ordinals[i], processes = started
                 # So that the coordinator can wait for their end.
                 self._below += [
                     WorkerInfo(info.node_id, info.node_ip, info.host, *each) for each in processes
                 ]
-            now = time.monotonic()
-            late = [infos[i].host for i, due in asked.values() if now > due + timeout_s]
+            heartbeats = {actors[i].describe.remote(): i for i in starting.values()}
+            _, late = ray.wait(list(heartbeats), num_returns=len(heartbeats), timeout=timeout_s)
             if late:
+                hosts = ", ".join(infos[heartbeats[each]].host for each in late)
                 why = f"no heartbeat for {timeout_s:g} s (timeout_s) while its ranks started"
-                raise StartFailed(f"the host actor of {', '.join(late)} stopped responding: {why}")
-            if asked and now > began + LAUNCH_TIMEOUT_S:
-                waiting = ", ".join(infos[i].host for i, _ in asked.values())
+                raise StartFailed(f"the host actor of {hosts} stopped responding: {why}")
+            if starting and time.monotonic() > end:
+                waiting = ", ".join(infos[i].host for i in starting.values())
                 raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
         return [ordinals[i] for i in range(len(actors))]
 

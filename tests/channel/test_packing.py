@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import numpy
 import pytest
+from processes import mangled
 
 from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.packing import MAX_TUPLES_DEEP, MalformedMessage, pack, unpack
@@ -34,24 +35,6 @@ PIECES = [
     *(b"\xc7\xff\x01", b"\xd9\xff", b"\xdd\x7f\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc8\x00\x03\x03"),
     *(b"\xc9\x00\x00\x00\x05\x02", b"\x91" * 600, b"\xc1"),
 ]
-
-
-def mangled(data: bytes, source: random.Random) -> bytes:
-    made = bytearray(data)
-    for _ in range(source.randint(1, 5)):
-        at = source.randrange(len(made) + 1)
-        match source.randrange(5):
-            case 0 if made:
-                made[at % len(made)] = source.randrange(256)
-            case 1:
-                made[at:at] = source.randbytes(source.randrange(1, 12))
-            case 2:
-                del made[at : at + source.randrange(1, 9)]
-            case 3:
-                made[at:at] = source.choice(PIECES)
-            case _:
-                del made[at:]
-    return bytes(made)
 
 
 def nested(levels: int) -> bytes:
@@ -95,7 +78,7 @@ def test_what_is_nested_less_arrives() -> None:
 def test_mangled_frames_of_a_channel_are_read_or_refused(seed: int) -> None:
     source, refused = random.Random(seed), 0
     for _ in range(2000):
-        body = mangled(pack(source.choice(MESSAGES)), source)
+        body = mangled(pack(source.choice(MESSAGES)), source, PIECES)
         honest = source.random() < 0.8
         length = (
             len(body) if honest else source.choice([0, 1, len(body) // 2, 1 << 20, (1 << 30) + 1, 2**32 - 1])

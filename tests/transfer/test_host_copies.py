@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from horovod_tune.transfer import host_copies
-from horovod_tune.transfer.host_copies import HostCopies
+from horovod_tune.messages import CheckpointPlace
+from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
 
 HOLDER = """
 import sys
@@ -123,21 +123,25 @@ def test_bringing_that_fails_leaves_nothing_and_is_tried_by_the_next(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_threads_that_let_go_at_once_leave_nothing(folder):
+def test_threads_that_hold_and_let_go_at_once_wait_for_no_other_and_leave_nothing(folder):
     copies = HostCopies(folder)
-    for _ in range(20):
-        held = [copies.hold("name", make) for _ in range(6)]
-        threads = [threading.Thread(target=each.release) for each in held]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert list(folder.iterdir()) == []
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(20):
+            asked = [pool.submit(copies.hold, "name", make) for _ in range(6)]
+            held = [each.result(timeout=30) for each in asked]
+            list(pool.map(lambda copy: copy.release(), held))
+            assert list(folder.iterdir()) == []
 
 
-def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(folder):
+def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(folder, tmp_path):
     copies = HostCopies(folder)
-    checkpoint = host_copies._as_checkpoint(copies.hold("name", make))
+    (tmp_path / "original").mkdir()
+    place = CheckpointPlace(str(tmp_path / "original"), node_id="another node")
+
+    def ask(place, target=None):
+        return make(target) if target else (1, 2)
+
+    checkpoint = open_checkpoint(place, "this node", copies, ask=ask)
     child = os.fork()
     if not child:
         del checkpoint
@@ -151,9 +155,3 @@ def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(fol
     del checkpoint
     gc.collect()
     assert gone() is None and list(folder.iterdir()) == []
-
-
-def test_a_directory_that_is_no_copy_is_opened_as_it_is(tmp_path, folder):
-    make(tmp_path / "own")
-    assert host_copies.open_copy(tmp_path / "own", HostCopies(folder)).path == str(tmp_path / "own")
-    assert host_copies.open_copy(tmp_path / "absent", HostCopies(folder)) is None

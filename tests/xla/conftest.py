@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +10,9 @@ from sessions import local_ray
 
 
 @pytest.fixture(scope="module")
-def cpu_device() -> Iterator[None]:
-    """The driver as one that tries a TPU function on the CPU."""
-    before = os.environ.get("PJRT_DEVICE")
-    os.environ["PJRT_DEVICE"] = "CPU"
-    yield
-    if before is None:
-        del os.environ["PJRT_DEVICE"]
-    else:
-        os.environ["PJRT_DEVICE"] = before
-
-
-@pytest.fixture(scope="module")
-def ray_session(cpu_device: None) -> Iterator[Any]:
-    with local_ray(num_cpus=2) as ray:
-        yield ray
+def ray_session() -> Iterator[Any]:
+    """A Ray of a driver that tries a TPU function on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PJRT_DEVICE", "CPU")
+        with local_ray(num_cpus=2) as ray:
+            yield ray

@@ -7,6 +7,7 @@ saved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,20 @@ def _keep_longer_results() -> None:
             original(self, file_name, trial)
 
 
-def _all_wait(controller: Any) -> bool:
-    """Return True if trials are paused and none runs or will run, so that no report will wake them."""
-    statuses = {trial.status for trial in controller.get_trials()}
-    return "PAUSED" in statuses and not statuses & {"PENDING", "RUNNING"}
+def _when_all_wait(scheduler_class: Any, wake: Callable[[Any, Any], None]) -> None:
+    """Call ``wake(scheduler, controller)`` if trials are paused and none runs or will run.
+
+    No report will continue them then.
+    """
+
+    @wrap(scheduler_class, "choose_trial_to_run")
+    def choose(original: Any, self: Any, tune_controller: Any) -> Any:
+        chosen = original(self, tune_controller)
+        statuses = {trial.status for trial in tune_controller.get_trials()}
+        if chosen is not None or "PAUSED" not in statuses or statuses & {"PENDING", "RUNNING"}:
+            return chosen
+        wake(self, tune_controller)
+        return original(self, tune_controller)
 
 
 def _process_waiting_brackets() -> None:
@@ -121,17 +132,14 @@ def _process_waiting_brackets() -> None:
     """
     from ray.tune.schedulers import HyperBandScheduler
 
-    @wrap(HyperBandScheduler, "choose_trial_to_run")
-    def choose(original: Any, self: Any, tune_controller: Any) -> Any:
-        chosen = original(self, tune_controller)
-        if chosen is not None or not _all_wait(tune_controller):
-            return chosen
-        for bracket in [bracket for band in self._hyperbands for bracket in band]:
+    def wake(scheduler: Any, controller: Any) -> None:
+        for bracket in [bracket for band in scheduler._hyperbands for bracket in band]:
             if bracket is not None and bracket.current_trials():
-                self._process_bracket(tune_controller, bracket)
+                scheduler._process_bracket(controller, bracket)
                 waiting = [trial for trial in bracket.current_trials() if trial.status == "PAUSED"]
                 bracket.trials_to_unpause.update(filter(bracket.continue_trial, waiting))
-        return original(self, tune_controller)
+
+    _when_all_wait(HyperBandScheduler, wake)
 
 
 def _perturb_waiting_populations() -> None:
@@ -142,14 +150,12 @@ def _perturb_waiting_populations() -> None:
     """
     from ray.tune.schedulers import PopulationBasedTraining
 
-    @wrap(PopulationBasedTraining, "choose_trial_to_run")
-    def choose(original: Any, self: Any, tune_controller: Any) -> Any:
-        chosen = original(self, tune_controller)
-        if chosen is not None or not self._synch or not _all_wait(tune_controller):
-            return chosen
-        alive = tune_controller.get_live_trials()
-        alive.difference_update([trial for trial in alive if trial.is_finished()])
-        last = max(alive, key=lambda trial: self._trial_state[trial].last_result[self._time_attr])
-        # As if the trial that got furthest reported again: now it is the last of the population.
-        self.on_trial_result(tune_controller, last, self._trial_state[last].last_result)
-        return original(self, tune_controller)
+    def wake(scheduler: Any, controller: Any) -> None:
+        if scheduler._synch:
+            alive, states = controller.get_live_trials(), scheduler._trial_state
+            alive.difference_update([trial for trial in alive if trial.is_finished()])
+            last = max(alive, key=lambda trial: states[trial].last_result[scheduler._time_attr])
+            # As if the trial that got furthest reported again: now it is the last of the population.
+            scheduler.on_trial_result(controller, last, states[last].last_result)
+
+    _when_all_wait(PopulationBasedTraining, wake)

@@ -62,7 +62,7 @@ QUICK = [
 # The reader of experiments, whose files Tune writes, and the search.
 CORE = [*QUICK, "tests/analysis/test_results.py", "tests/search/test_bayesopt.py"]
 # What the core needs besides the package.
-TEST_PACKAGES = ["pytest>=8", "pytest-timeout", "plotly>=6", "rich>=13"]
+TEST_PACKAGES = ["pytest>=8", "pytest-timeout", "plotly>=6", "rich>=13", "jinja2"]
 INSTALL_TIMEOUT_S = 1800
 COMPILE_TIMEOUT_S = 3600
 TEST_TIMEOUT_S = 1500

@@ -1,4 +1,4 @@
-"""`ProgressCallback`: runs in the driver; shows how a search progresses, and what it has found at its end."""
+"""Runs in the driver: shows how a search progresses and, at its end, what it has found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen, running_search_metadata
 from horovod_tune.analysis.printable import one_line, printable, sparkline
 from horovod_tune.analysis.report.run_summary import duration
-from horovod_tune.analysis.scoring import is_better, value_of
+from horovod_tune.analysis.scoring import is_better, nested_value, value_of
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
 
@@ -82,6 +82,12 @@ def _goal(trial: Any) -> Any:
     return (trial.stopping_criterion or {}).get("training_iteration")
 
 
+def _parameters(trial: Any) -> dict[str, Any]:
+    """Return the sampled values; for objects, `evaluated_params` has Tune's placeholders."""
+    values = {name: nested_value(trial.config, name) for name in trial.evaluated_params}
+    return {name: trial.evaluated_params[name] if value is None else value for name, value in values.items()}
+
+
 def settings(config: dict[str, Any]) -> str:
     """Return a configuration's sampled values in one line: `lr=0.01 width=64`."""
     return " ".join(f"{name}={text_of(value)}" for name, value in config.items())
@@ -114,7 +120,7 @@ class Progress:
         result = trial.last_result or {}
         if trial.trial_id in self.trials or "training_iteration" not in result:
             return
-        known = self.started(trial.trial_id, now, _goal(trial), trial.evaluated_params)
+        known = self.started(trial.trial_id, now, _goal(trial), _parameters(trial))
         self.reported(trial.trial_id, result, now)
         best = (trial.metric_analysis.get(self.metric) or {}).get(self.mode)
         if isinstance(best, (int, float)) and is_better(best, self.best_value, self.mode or "min"):
@@ -200,7 +206,7 @@ class View:
         stop: Callable[[], None] | None = None,
     ):
         self._write, self._every_s, self._redraw, self._rows, self._stop = write, every_s, redraw, rows, stop
-        self._shown: dict[str, float] = {}  # when which trial, or what else, was shown last
+        self._shown: dict[str, float] = {}  # when each trial, or another line, was last shown
 
     def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
         pause_s = min(_PAUSE_S, self._every_s)
@@ -339,9 +345,9 @@ class ProgressCallback(Callback):
         """Make the callback; nothing is written before the search starts.
 
         `every_s` is the shortest time between two plain lines about a trial's progress, in seconds. `live`
-        forces live or plain lines; by default they are live in a notebook without `stream`, and if `stream`
-        (default: standard output) is a terminal, both with rich installed. Raises `ValueError` for an
-        unknown mode, or if only one of metric and mode is given.
+        forces live or plain lines; by default, if rich is installed, they are live in a notebook (unless
+        `stream` is given) and where `stream` (default: standard output) is a terminal. Raises `ValueError`
+        for an unknown mode, or if only one of metric and mode is given.
         """
         if mode not in (None, "min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')
@@ -358,7 +364,7 @@ class ProgressCallback(Callback):
         self._metadata_written = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its callbacks, but not a screen and an open stream.
+        # Tune pickles its callbacks; a screen and an open stream cannot be pickled.
         return self.__dict__ | {"_view": None, "_stream": None, "_metadata_written": False}
 
     def setup(
@@ -387,7 +393,7 @@ class ProgressCallback(Callback):
         state = getattr(self._progress.trials.get(trial.trial_id), "state", "")
         # A restored trial without a checkpoint begins again.
         resumed = state == "paused" or (state == "waiting" and trial.checkpoint is not None)
-        self._progress.started(trial.trial_id, time.time(), _goal(trial), trial.evaluated_params)
+        self._progress.started(trial.trial_id, time.time(), _goal(trial), _parameters(trial))
         self._show("resumed" if resumed else "started", trial.trial_id)
 
     def on_trial_result(

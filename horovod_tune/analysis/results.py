@@ -111,7 +111,7 @@ class Analysis:
 
     def require_reported(self, metric: str) -> None:
         """Raise `MetricUnknown` if trials have reported numbers, and none by this name."""
-        if self.reported_numbers and metric not in self.reported_numbers:
+        if self.reported_numbers and metric not in {*self.reported_numbers, *TUNES_OWN}:
             known = self._reported_text
             raise MetricUnknown(f"no trial reported a number named {metric!r}; reported: {known}")
 

@@ -13,22 +13,35 @@ import numpy as np
 
 
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
-    """Return the metric in a report, with `/` reaching into nested results; None if it is not there.
+    """Return the metric in a report, as a number; None if it is not there.
 
     >>> value_of({"valid": {"loss": 2}}, "valid/loss")
     2.0
     """
-    value: Any = row.get(metric)
-    if value is None and "/" in metric:
-        value = row
-        for part in metric.split("/"):
-            value = value.get(part) if isinstance(value, Mapping) else None
+    value = nested_value(row, metric)
     if not isinstance(value, (int, float)):
         return None
     try:
         return float(value)
     except OverflowError:  # an integer beyond 1e308
         return math.inf if value > 0 else -math.inf
+
+
+def nested_value(values: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a name in which `/` reaches into nested dictionaries; None if it is not there.
+
+    >>> nested_value({"valid": {"top/1": 2}}, "valid/top/1")
+    2
+    """
+    value = values.get(name)
+    first, slash, rest = name.partition("/")
+    while value is None and slash:
+        inner = values.get(first)
+        if isinstance(inner, Mapping):
+            value = nested_value(inner, rest)
+        part, slash, rest = rest.partition("/")
+        first = f"{first}/{part}"
+    return value
 
 
 def is_better(value: float, other: float, mode: str) -> bool:

@@ -137,9 +137,14 @@ def test_a_terminal_without_rich_gets_plain_lines(monkeypatch):
     callback = ProgressCallback("loss", "min", stream=stream)
     callback._metadata_written = True
     callback.setup(total_num_samples=3)
-    trial = SimpleNamespace(trial_id="a", status="RUNNING", stopping_criterion={}, evaluated_params={"x": 1})
+    trial = running("a")
+    # Tune's placeholder for an object
+    trial.config, trial.evaluated_params = (
+        {"layer": {"kind": SimpleNamespace}},
+        {"layer/kind": ("__ref_ph", "1")},
+    )
     callback.on_trial_start(0, [trial], trial)
-    assert stream.getvalue() == "a started  x=1\n"
+    assert stream.getvalue() == "a started  layer/kind=<class 'types.SimpleNamespace'>\n"
 
 
 def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
@@ -172,10 +177,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 def test_a_paused_trial_is_said_to_be_and_to_go_on():
     callback, stream = callback_of(3)
-    trials = [
-        SimpleNamespace(trial_id=name, status="RUNNING", stopping_criterion={}, evaluated_params={"x": 1})
-        for name in ("a", "b")
-    ]
+    trials = [running("a"), running("b")]
     for trial in trials:
         callback.on_trial_start(0, trials, trial)
         callback.on_trial_result(0, trials, trial, {"loss": 1.0, "training_iteration": 2})
@@ -187,6 +189,14 @@ def test_a_paused_trial_is_said_to_be_and_to_go_on():
     callback.on_step_end(2, trials)
     assert "a continues after iteration 2" in stream.getvalue()
     assert "2 running ·" in callback._progress.summary(0.0)
+
+
+def running(name: str) -> SimpleNamespace:
+    """One of Tune's trials that runs."""
+    config = {"x": 1}
+    return SimpleNamespace(
+        trial_id=name, status="RUNNING", stopping_criterion={}, evaluated_params=config, config=config
+    )
 
 
 def callback_of(total: int | None = None, **settings: object) -> tuple[ProgressCallback, io.StringIO]:

@@ -15,6 +15,7 @@ from horovod_tune.analysis.trial_details import error_line
 def test_a_metric_may_be_nested_or_hold_a_slash():
     assert value_of({"a/b": 1, "a": {"b": 2}}, "a/b") == 1.0
     assert value_of({"a": {"b": {"c": 3}}}, "a/b/c") == 3.0
+    assert value_of({"a": {"b/c": 3}, "a/b": {"d": 4}}, "a/b/c") == 3.0
     assert value_of({"a": "text"}, "a") is None
 
 

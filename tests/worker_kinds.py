@@ -84,7 +84,6 @@ class Workers:
             found.append(event)
             if isinstance(event, Finished):
                 return found
-            self.group.proceed(event.index, None)
 
     def run(self, train: Callable[[dict[str, Any]], Any], **arguments: Any) -> tuple[Path, list[Any]]:
         directory = self.begin(train, **arguments)

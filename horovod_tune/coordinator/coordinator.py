@@ -54,6 +54,8 @@ class Coordinator:
         self._workers_are_used = False
         self._has_reported = False
         self._start_s = 0.0
+        # Where the checkpoint of the last report is stored.
+        self._stored: CheckpointPlace | None = None
         # Why the previous trial's workers were not kept; empty if they were.
         self.replaced_because: list[str] = []
 
@@ -79,7 +81,8 @@ class Coordinator:
         try:
             if not self._started:
                 self._start()
-            event = self._group.next_event()
+            # Until Tune requests this result, every rank waits in its previous report.
+            event = self._group.next_event(self._stored)
         except Exception as cause:
             self._started = False  # so that `close` ends the processes without unwinding the trial
             if self._may_retry(cause):
@@ -91,8 +94,8 @@ class Coordinator:
             raise
         self._keep_logs()
         match event:
-            case Report(index=index, metrics=metrics, checkpoint_path=path):
-                return self._store(index, metrics, path)
+            case Report(metrics=metrics, checkpoint_path=path):
+                return self._store(metrics, path)
             case Finished():
                 if self._reuse_workers:
                     self._group.begin_reset()
@@ -138,7 +141,7 @@ class Coordinator:
 
     def _start(self) -> None:
         assert self._request is not None
-        self._started = True
+        self._started, self._stored = True, None
         self._workers_are_used = self._workers_have_function
         asked = time.monotonic()
         function = None if self._workers_have_function else self._function
@@ -146,9 +149,7 @@ class Coordinator:
         self._workers_have_function = True
         self._start_s = round(time.monotonic() - asked, 4)
 
-    def _store(
-        self, index: int, metrics: dict[str, Any], path: str | None
-    ) -> tuple[dict[str, Any], Checkpoint | None]:
+    def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
         assert self._storage is not None
         self._has_reported = True
         hosts = groupby(self._group.hosts.values())
@@ -168,8 +169,7 @@ class Coordinator:
                 where = f"rank 0 of {len(self._group.hosts)} on {self._group.hosts.get(0)}"
                 raise MetricsError(f"{where} failed: {error}") from None
             self._keep_logs(publish=True)
-        # Sent when Tune requests the next result; until then rank 0 waits in its report.
-        self._group.proceed(index, place)
+        self._stored = place
         return metrics, checkpoint
 
     def must_restart_elsewhere(self, node_id: str) -> bool:

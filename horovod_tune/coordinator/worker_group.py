@@ -71,10 +71,8 @@ class WorkerGroup:
         self._returned_before: set[int] = set()
         # The names in the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
-        # The acknowledgement to send next.
-        self._next_ack: tuple[int, CheckpointPlace | None] | None = None
-        # The newest one is part of every acknowledgement, since Ray's calls may arrive out of order.
-        self._checkpoint: CheckpointPlace | None = None
+        # The index of the report that `next_event` returned last.
+        self._reported = 0
 
     @property
     def workers(self) -> list[Worker]:
@@ -121,17 +119,22 @@ class WorkerGroup:
         self._run += 1
         self.world.begin(replace(request, run=self._run))
 
-    def next_event(self) -> Report | Finished:
+    def next_event(self, checkpoint: CheckpointPlace | None = None) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
+
+        The previous report, whose checkpoint is stored at ``checkpoint``, is acknowledged first.
 
         Raises:
             TrainingFailed: a rank raised, died, stopped responding or lost the others.
         """
-        self._send_ack()
+        if self._reported:
+            self._acknowledge(self._reported, checkpoint)
         entered = time.monotonic()
         while True:
             if self._reports:
-                return self._reports.pop(0)
+                report = self._reports.pop(0)
+                self._reported = report.index
+                return report
             if self.world.failures:
                 raise self._failed(self.world.failures)
             if not self.world.running:
@@ -139,20 +142,15 @@ class WorkerGroup:
             self._listen(self.world.tick_s)
             self.world.advance(entered)
 
-    def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
-        """Acknowledge report ``index`` on every rank when `next_event` is called again."""
-        self._next_ack = (index, replace(checkpoint, report=index) if checkpoint else None)
-
-    def _send_ack(self) -> None:
-        if self._next_ack is None:
-            return
-        (index, checkpoint), self._next_ack = self._next_ack, None
-        self._checkpoint = checkpoint or self._checkpoint
-        self.world.record_checkpoint(self._checkpoint)
+    def _acknowledge(self, index: int, checkpoint: CheckpointPlace | None) -> None:
+        if checkpoint is not None:
+            self.world.checkpoint = replace(checkpoint, report=index)
+        # The newest checkpoint is part of every acknowledgement, since Ray's calls may arrive out of order.
+        newest = self.world.checkpoint
         for worker in self.workers:
             channel = worker.channel
-            if channel is None or not channel.acknowledge(self._run, index, self._checkpoint):
-                worker.actor.proceed.remote(index, self._checkpoint)
+            if channel is None or not channel.acknowledge(self._run, index, newest):
+                worker.actor.proceed.remote(index, newest)
 
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
@@ -187,7 +185,7 @@ class WorkerGroup:
                     self.world.has_returned = True
                     if rank == 0:  # the other ranks must not wait for it in further reports
                         for each in self.workers:
-                            each.actor.proceed.remote(math.inf, self._checkpoint)
+                            each.actor.proceed.remote(math.inf, self.world.checkpoint)
                 case Failed(rank=rank):
                     worker.running.discard(rank)
                     self.world.failures.append(message)

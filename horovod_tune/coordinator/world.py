@@ -25,7 +25,7 @@ from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldS
 from horovod_tune.coordinator.slots import Slots
 from horovod_tune.coordinator.workers import Worker, call_all, without_reply
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
+from horovod_tune.messages import Assignment, CheckpointPlace, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 # If the copies for all workers have this many bytes or more, a request goes through Ray's object store, once
@@ -83,6 +83,9 @@ class World:
         self.has_returned = False
         self._change: _Change | None = None
         self._request: TrialRequest | None = None
+        # What workers that join start from: the number of reports, and the newest checkpoint.
+        self._reports = 0
+        self.checkpoint: CheckpointPlace | None = None
         self._worlds_without_report = 0
         self._without_world_since: float | None = None
         self._forget_offers()
@@ -156,7 +159,7 @@ class World:
         # Only the first request has the function; workers that join later need it too.
         self._function = request.function or self._function
         request = replace(request, is_elastic=self.limits.is_elastic)
-        self._request = replace(request, function=self._function)
+        self._request, self.checkpoint = replace(request, function=self._function), request.checkpoint
         members = list(self.members)
         size = len(request.function) if request.function is not None else 0
         shared = ray.put(request) if size * len(members) >= SHARED_REQUEST_BYTES else request
@@ -329,17 +332,10 @@ class World:
 
     def record_report(self, reports: int) -> None:
         """Record that rank 0 has made ``reports`` reports, so that this world works."""
-        assert self._request is not None
-        self._request = replace(self._request, reports=reports)
-        self._worlds_without_report = 0
+        self._reports, self._worlds_without_report = reports, 0
         if self._change is None and self._without_world_since is not None:
             self.change_s = time.monotonic() - self._without_world_since
             self._without_world_since = None
-
-    def record_checkpoint(self, checkpoint: Any) -> None:
-        """Record the newest checkpoint, which workers that join start from."""
-        if checkpoint is not None and self._request is not None:
-            self._request = replace(self._request, checkpoint=checkpoint)
 
     def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
         """Form the next world from the members, all of which have left the old one, and from ``joining``."""
@@ -366,7 +362,9 @@ class World:
         self._take_ranks(workers, assignments)
         for worker in workers:
             worker.running = set(worker.ranks)
-        request = replace(self._request, world_number=self.number)
+        request = replace(
+            self._request, world_number=self.number, reports=self._reports, checkpoint=self.checkpoint
+        )
         calls = [
             worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
             if worker in remaining

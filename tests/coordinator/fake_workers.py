@@ -392,7 +392,6 @@ class Elastic:
         self.report_in(20.0)
         event = self.group.next_event()
         assert isinstance(event, Report)
-        self.group.proceed(event.index, None)
         return event
 
     def settle(self) -> None:

@@ -37,7 +37,6 @@ def test_a_report_that_arrives_with_the_end_is_returned_before_it(make: Callable
     for actor in group.actors:
         actor.reply_to_poll(Finished(actor.rank))
     assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
-    group.worker_group.proceed(1, None)
     assert group.worker_group.next_event() == Finished(0)
 
 
@@ -63,12 +62,10 @@ def test_no_report_is_released_before_tune_has_decided(make: Callable[..., Group
     group = make()
     group.actors[0].reply_to_poll(Report(1, {}))
     group.worker_group.next_event()
-    place = CheckpointPlace("/stored")
-    group.worker_group.proceed(1, place)
     assert not any(actor.called("proceed") for actor in group.actors)
     for actor in group.actors:
         group.clock.call_later(1.0, lambda actor=actor: actor.reply_to_poll(Finished(actor.rank)))  # type: ignore[misc]
-    assert group.worker_group.next_event() == Finished(0)
+    assert group.worker_group.next_event(CheckpointPlace("/stored")) == Finished(0)
     newest = CheckpointPlace("/stored", report=1)
     assert [actor.called("proceed")[0] for actor in group.actors] == [(1, newest)] * 3
 
@@ -78,7 +75,6 @@ def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[
     group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
     assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
     group.launcher.rank_ends[0].close()
-    group.worker_group.proceed(1, None)
     group.clock.call_later(1.0, lambda: group.actors[0].reply_to_poll(Report(2, {})))
     assert group.worker_group.next_event() == Report(2, {})
     assert group.actors[0].called("proceed") == [(1, None)]
@@ -185,10 +181,9 @@ def test_a_stall_from_before_a_rank_returned_does_not_count(make: Callable[..., 
 def test_the_newest_checkpoint_is_sent_with_every_acknowledgement(make: Callable[..., Group]) -> None:
     group = make()
     place = CheckpointPlace("/storage/checkpoint_000001")
-    for index, checkpoint in ((1, place), (2, None)):
+    for index, checkpoint in ((1, None), (2, place)):
         group.actors[0].reply_to_poll(Report(index, {}))
-        group.worker_group.next_event()
-        group.worker_group.proceed(index, checkpoint)
+        group.worker_group.next_event(checkpoint)
     group.actors[0].reply_to_poll(Finished(0))
     for actor in group.actors[1:]:
         group.clock.call_later(5.0, lambda actor=actor: actor.reply_to_poll(Finished(actor.rank)))  # type: ignore[misc]

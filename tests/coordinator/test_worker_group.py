@@ -81,7 +81,6 @@ def test_the_time_that_tune_takes_for_a_decision_counts_as_no_missed_heartbeat(
     group = make()
     group.actors[0].reply_to_poll(Report(1, {}))
     group.worker_group.next_event()
-    group.worker_group.proceed(1, None)
     group.clock.now += 10 * TIMEOUT_S  # no events are received meanwhile
     group.clock.call_later(1.0, lambda: group.actors[0].reply_to_poll(Report(2, {})))
     assert group.worker_group.next_event() == Report(2, {})
@@ -205,7 +204,6 @@ def test_random_ranks_end_the_trial_in_time_with_the_right_result(
             reports += 1
             assert event.index == reports
             group.clock.now += rng.choice([0.0, 0.1, 40.0])
-            group.worker_group.proceed(event.index, None)
         assert set(ends) == {"finished"}
         assert [each for rank in range(len(ends)) for each in sent if each.rank == rank] == sorted(
             group.worker_group.take_logs(), key=lambda each: each.rank

@@ -39,7 +39,6 @@ from horovod_tune.gloo.gloo_backend import horovod_environment
 from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
 
 METRICS = {"loss": 0.25, "accuracy": 0.5, "epoch": 3, "lr": 0.1}
-FUNCTION_BYTES = 100_000
 
 
 class Answer:
@@ -210,10 +209,6 @@ class NoRay:
     """What the coordinator uses of Ray, for stand-ins, whose answers are there at once."""
 
     @staticmethod
-    def put(value: Any) -> Any:
-        return value
-
-    @staticmethod
     def wait(refs: list[Answer], **_: Any) -> tuple[list[Answer], list[Answer]]:
         return refs, []
 
@@ -231,7 +226,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
         limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)
         group = WorkerGroup(launcher, limits)
-        coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
+        coordinator = Coordinator(group, reuse_workers=True)
         request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
         group.create()
         coordinator.set_trial(request, NoStorage())  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ class Workers:
             working_dir=str(directory),
             experiment_name="experiment",
             config=config,
-            function=cloudpickle.dumps(train),
+            function=ray.put(cloudpickle.dumps(train)),
             checkpoint=start,
         )
         self.group.begin(request)

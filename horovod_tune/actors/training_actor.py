@@ -9,11 +9,11 @@ the rank's channel or in the reply to the next `poll`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import socket
-import sysconfig
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -73,28 +73,13 @@ class TrainingActor:
         self._copies = HostCopies()
         self._backend = make_backend()
         self._training: Training | None = None
-        self._function = b""
         self._world: RankInfo | None = None
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
         self._run = 0
-        self._loading = threading.Lock()
         self._forming = threading.Lock()
         ray_compat.prepare_rank_process()
-        # Before other threads start: Python before 3.12 fills this table without a lock, and Horovod reports
-        # that its extension is not built if it finds no EXT_SUFFIX there.
-        sysconfig.get_config_vars()
-        # Imports take a second or two, in which the coordinator waits for other actors anyway.
-        threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
-
-    def _import_quietly(self) -> None:
-        try:
-            self.load()
-        except Exception:  # any error: the training thread imports the same modules again, and reports it
-            return
-
-    def load(self) -> None:
-        with self._loading:
+        with contextlib.suppress(Exception):  # the training thread loads it again, and reports the error
             self._backend.load()
 
     def describe(self) -> WorkerInfo:
@@ -115,7 +100,7 @@ class TrainingActor:
 
     def call_backend(self, method: str, *arguments: Any) -> Any:
         """Call a method of this rank's backend, for its `WorldRendezvous`."""
-        self.load()
+        self._backend.load()
         return getattr(self._backend, method)(*arguments)
 
     def assign(self, assignment: Assignment) -> None:
@@ -146,8 +131,6 @@ class TrainingActor:
 
     def begin(self, request: TrialRequest) -> None:
         assert self._world is not None, "assign() comes before begin()"
-        if request.function is not None:
-            self._function = request.function
         self._outbox = Outbox()
         self._run = request.run
         self._output.mark()
@@ -157,7 +140,7 @@ class TrainingActor:
         live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
         self._training = Training(
             live,
-            self._function,
+            ray.get(request.function),
             host=self._host,
             send=self._send,
             prepare=self._prepare,
@@ -168,7 +151,7 @@ class TrainingActor:
         self._training.start()
 
     def _prepare(self) -> None:
-        self.load()
+        self._backend.load()
         if self._baseline is None:
             from horovod_tune.rank.reset.baseline import Baseline
 

@@ -17,7 +17,7 @@ class WorkerActor(Protocol):
     """The methods of a worker's actor; none blocks longer than documented."""
 
     def describe(self) -> WorkerInfo:
-        """Return the actor's node and process."""
+        """Return the actor's node and process, once it has imported what a training function needs."""
 
     def assign(self, assignment: Assignment) -> None:
         """Set the ranks and their environment; called again if another worker died during the start."""
@@ -56,9 +56,6 @@ class WorkerActor(Protocol):
 
 class ElasticWorkerActor(WorkerActor, Protocol):
     """A worker of one rank that can continue in another world."""
-
-    def load(self) -> None:
-        """Return when the process has imported what a training function needs."""
 
     def break_world(self, number: int) -> None:
         """Make the rank leave world ``number``, which has lost a rank, unless it has left already."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune import ray_compat
 from horovod_tune.coordinator import actor_processes
@@ -67,15 +67,10 @@ class Slots:
                 del self._due[slot]
                 self._start(slot, elsewhere=elsewhere, again=True)
         for worker in list(self._joining):
-            if worker.loaded is None:
-                worker.loaded = worker.actor.load.remote()
-            refs = [worker.description, worker.loaded]
-            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-            if len(done) < len(refs):
-                continue
             try:
-                worker.info = ray.get(worker.description)
-                ray.get(worker.loaded)
+                worker.info = ray.get(worker.description, timeout=0)
+            except GetTimeoutError:
+                continue
             except RayError:
                 self.restart_later(worker)
         return [worker for worker in self._joining if worker.info is not None]

@@ -29,7 +29,6 @@ class Worker:
         slot: the index of its slot in the trial.
         elsewhere: True if it is not on the host that the trial first had for that slot, which is draining.
         description: the reply to `describe`, as an ObjectRef.
-        loaded: the reply to `load`, as an ObjectRef; None if it was not called.
         info: its node and process; None until they are known.
         ranks: empty until they are assigned.
         channel: None if it has no socket to this process.
@@ -42,7 +41,6 @@ class Worker:
         self.actor = actor
         self.slot = slot
         self.elsewhere = elsewhere
-        self.loaded: Any = None
         self.info: WorkerInfo | None = None
         self.ranks: tuple[int, ...] = ()
         self.channel: CoordinatorChannel | None = None

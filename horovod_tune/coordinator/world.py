@@ -28,10 +28,6 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, CheckpointPlace, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
-# If the copies for all workers have this many bytes or more, a request goes through Ray's object store, once
-# per host.
-SHARED_REQUEST_BYTES = 1_000_000
-
 
 @dataclass
 class _Change:
@@ -65,7 +61,6 @@ class World:
         self._launcher = launcher
         self._events = events
         self.slots = Slots(launcher, limits)
-        self._function: bytes | None = None
         self.forget_trial()
 
     def forget_trial(self) -> None:
@@ -156,14 +151,10 @@ class World:
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""
-        # Only the first request has the function; workers that join later need it too.
-        self._function = request.function or self._function
-        request = replace(request, is_elastic=self.limits.is_elastic)
-        self._request, self.checkpoint = replace(request, function=self._function), request.checkpoint
+        self._request = request = replace(request, is_elastic=self.limits.is_elastic)
+        self.checkpoint = request.checkpoint
         members = list(self.members)
-        size = len(request.function) if request.function is not None else 0
-        shared = ray.put(request) if size * len(members) >= SHARED_REQUEST_BYTES else request
-        calls = [worker.actor.begin.remote(shared) for worker in members]
+        calls = [worker.actor.begin.remote(request) for worker in members]
         for worker in members:
             worker.running = set(worker.ranks)
         self._await(members, calls)

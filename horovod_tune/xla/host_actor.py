@@ -125,7 +125,8 @@ class HostActor:
         self._outbox, self._logs = Outbox(), queue.SimpleQueue()
         self._restart_inactivity()
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
-        packed = cloudpickle.dumps(replace(request, parameters=self._share(request.parameters)))
+        function, parameters = ray.get(request.function), self._share(request.parameters)
+        packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
         self._running = set(self._rank_infos)
         for rank in self._supervisor.ranks:
             if rank.ordinal in self._lost:

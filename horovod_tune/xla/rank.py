@@ -129,7 +129,6 @@ class _Rank:
         self._host = socket.gethostname()
         self._enter_thread = runtime.enter_thread()
         self._training: Training | None = None
-        self._function = b""
         self._rank = self._run = 0
         self._baseline: Baseline | None = None
         self._copies = HostCopies()
@@ -183,12 +182,10 @@ class _Rank:
             text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")
             self._send(Failed(world.rank, self._host, self._runtime.describe_failure(error)[0], text))
             return
-        if request.function is not None:
-            self._function = request.function
         self._rank, self._run = world.rank, request.run
         self._training = Training(
             Session(request, world, send=self._send, fetch=self._fetch),
-            self._function,
+            request.function,
             host=self._host,
             send=self._send,
             prepare=self._enter_thread,

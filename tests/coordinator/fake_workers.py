@@ -11,7 +11,6 @@ import itertools
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -353,7 +352,7 @@ class Elastic:
         self.launcher.cluster_is_full = cluster_is_full
         self.group = WorkerGroup(self.launcher, Limits(TIMEOUT_S, min_workers, max_workers, WAIT_S))
         prepare(self.launcher.all_actors)
-        self.group.begin(replace(REQUEST, function=b"train"))
+        self.group.begin(REQUEST)
         self._send_heartbeats()
 
     def _send_heartbeats(self) -> None:

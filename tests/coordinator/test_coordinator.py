@@ -37,7 +37,7 @@ class Trial:
             **cloud,
         )
         self.directory = Path(folder / "bucket" if in_cloud else "/", context.trial_fs_path)
-        self.coordinator = Coordinator(self.group.worker_group, b"function", reuse_workers=True)
+        self.coordinator = Coordinator(self.group.worker_group, reuse_workers=True)
         self.context = context
         self.next_trial()
         (folder / "made").mkdir()
@@ -91,15 +91,13 @@ def test_a_trial_that_is_stopped_in_its_report_leaves_its_workers_to_the_next(tr
     assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
     assert not trial.all_killed
     assert not any(actor.called("close_world") for actor in trial.actors)
-    functions = [request.function for actor in trial.actors for (request,) in actor.called("begin")]
-    assert functions == [b"function", None] * 2, "sent to new workers only"
 
 
 def test_without_reuse_workers_are_killed_and_the_last_output_of_a_stopped_trial_is_kept(
     trial: Trial,
 ) -> None:
     stop_at_once(trial)
-    trial.coordinator = Coordinator(trial.group.worker_group, b"function", reuse_workers=False)
+    trial.coordinator = Coordinator(trial.group.worker_group, reuse_workers=False)
     trial.next_trial()
     trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"), Report(1, {}))
     assert trial.coordinator.next_result()
@@ -247,7 +245,6 @@ def test_a_trial_that_fails_in_reused_workers_is_tried_again_in_new_ones(
     metrics, _ = trial.coordinator.next_result() or ({}, None)
     assert metrics["n"] == 2
     assert trial.all_killed
-    assert trial.group.actors[0].called("begin")[0][0].function == b"function"
     (line,) = [each.getMessage() for each in caplog.records if "tried again" in each.getMessage()]
     assert "already registered" in line and "reuse_workers=False" in line
 

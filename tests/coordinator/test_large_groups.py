@@ -1,13 +1,11 @@
-"""Large worker groups have a longer start timeout, and send a function and reports less often."""
+"""Large worker groups have a longer start timeout, and calls of Ray only for ranks on other hosts."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import ray
 from fake_workers import REQUEST, TIMEOUT_S, Clock, Group
 from processes import run_python
 
@@ -32,27 +30,6 @@ def begin_with_a_late_start(clock: Clock, size: int, seconds: float) -> Group:
 def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
     group = begin_with_a_late_start(clock, 512, TIMEOUT_S + 100.0)
     assert len(group.worker_group.hosts) == 512
-    group.worker_group.close()
-
-
-@pytest.mark.parametrize(("size", "stored"), [(4, 0), (512, 1)])
-def test_a_function_for_many_ranks_is_stored_once(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, size: int, stored: int
-) -> None:
-    put: list[object] = []
-
-    def remember(value: object) -> str:
-        put.append(value)
-        return "a reference"
-
-    monkeypatch.setattr(ray, "put", remember)
-    group = Group(clock, size)
-    group.worker_group.begin(replace(REQUEST, function=bytes(10_000)))
-    assert len(put) == stored
-    given = [request for actor in group.actors for (request,) in actor.called("begin")]
-    assert len(given) == size
-    if stored:
-        assert set(given) == {"a reference"}
     group.worker_group.close()
 
 

@@ -144,7 +144,7 @@ class Coordinator:
             # In Horovod's notation; a string, since the TensorBoard logger would plot a list.
             "hosts": ",".join(f"{host}:{len(list(each))}" for host, each in groupby(ranks.values())),
             "start_s": trial.start_s,
-            **self._group.change_metrics,
+            **self._group.world.change_metrics,
         }
         metrics = metrics | world | metrics  # a function's own metrics of these names count
         checkpoint, trial.stored = None, None

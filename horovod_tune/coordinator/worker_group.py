@@ -86,18 +86,6 @@ class WorkerGroup:
         return dict(sorted(by_rank.items()))
 
     @property
-    def change_metrics(self) -> dict[str, Any]:
-        """The metrics that describe the changes of an elastic trial's world."""
-        if not self.world.limits.is_elastic:
-            return {}
-        changes = self.world.changes
-        return {
-            "world_changes": len(changes),
-            "world_change": changes[-1] if changes else "",
-            "world_change_s": round(self.world.change_s, 3),
-        }
-
-    @property
     def _has_ranks(self) -> bool:
         return any(worker.ranks for worker in self.workers)
 
@@ -136,7 +124,7 @@ class WorkerGroup:
                 self._reported = report.index
                 return report
             if self.world.failures:
-                raise self._failed(self.world.failures)
+                raise self._failed()
             if not self.world.running:
                 return Finished(0)
             self._listen(self.world.tick_s)
@@ -221,13 +209,14 @@ class WorkerGroup:
         logs, self._logs = self._logs, []
         return [chunk for chunk in logs if chunk.text]
 
-    def _failed(self, first: list[Failed]) -> TrainingFailed:
+    def _failed(self) -> TrainingFailed:
         """Find the cause, and collect the other ranks' output before they are ended.
 
         A rank that has lost contact with the others is a symptom, not the cause. Every worker must reply at
         once; if no other cause is known, one that does not is the cause.
         """
-        first += [each for each in self.world.end_trial() if each not in first]
+        self.world.end_trial()
+        found = self.world.failures  # which grows while the group listens
         began, asked, prompt_s = time.monotonic(), len(self._logs), self.world.limits.prompt_s
         self.world.poll_all()
         for worker in self.workers:
@@ -237,23 +226,23 @@ class WorkerGroup:
             waited_s = time.monotonic() - began
             have_answered = {chunk.rank for chunk in self._logs[asked:]}
             missing = [each for each in self.workers if each.running and not have_answered & set(each.ranks)]
-            is_known = not failures.needs_cause(first) or waited_s >= ROOT_CAUSE_WAIT_S
+            is_known = not failures.needs_cause(found) or waited_s >= ROOT_CAUSE_WAIT_S
             if (is_known and not missing) or waited_s >= prompt_s:
                 break
             self._listen(0.1)
-        if failures.needs_cause(first):
+        if failures.needs_cause(found):
             for worker in missing:
                 self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")
         stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
-        first = failures.add_awaited_ranks(
-            first,
+        found = failures.add_awaited_ranks(
+            found,
             self._awaited,
             self.hosts,
             running=self.world.running,
             returned=self._returned,
             stacks=stacks,
         )
-        error = TrainingFailed(failures.explain(first, world_size=self.world.size))
+        error = TrainingFailed(failures.explain(found, world_size=self.world.size))
         error.lost_nodes = tuple(self.world.lost_nodes)
         return error
 

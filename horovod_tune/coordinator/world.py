@@ -23,7 +23,7 @@ from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
-from horovod_tune.coordinator.workers import Worker, call_all, without_reply
+from horovod_tune.coordinator.workers import Worker, call_all, replies_to
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, CheckpointPlace, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
@@ -95,9 +95,15 @@ class World:
         return {rank for worker in self.members for rank in worker.running}
 
     @property
-    def lost(self) -> list[Failed]:
-        """The ranks that were lost during the change in progress."""
-        return self._change.lost if self._change is not None else []
+    def change_metrics(self) -> dict[str, Any]:
+        """The metrics that describe the changes of an elastic trial's world."""
+        if not self.limits.is_elastic:
+            return {}
+        return {
+            "world_changes": len(self.changes),
+            "world_change": self.changes[-1] if self.changes else "",
+            "world_change_s": round(self.change_s, 3),
+        }
 
     def create(self) -> None:
         """Start the workers, without waiting for them."""
@@ -116,7 +122,9 @@ class World:
             except StartFailed:
                 if not self.limits.is_elastic:
                     raise
-                lost = without_reply(self.members, self.limits.prompt_s)
+                calls = [worker.actor.describe.remote() for worker in self.members]
+                replies = zip(self.members, replies_to(calls, self.limits.prompt_s), strict=True)
+                lost = [worker for worker, reply in replies if isinstance(reply, RayError)]
                 remaining = [each for each in self.members if each not in lost]
                 if not lost or not self.limits.can_continue_with(len(remaining)):
                     raise
@@ -171,15 +179,11 @@ class World:
         """Wait until each worker has answered its call; treat those that do not as lost."""
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
-        if calls:
-            ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
-        for worker, call in zip(workers, calls, strict=True):
-            try:
-                ray.get(call, timeout=0)
-            except GetTimeoutError:
+        for worker, reply in zip(workers, replies_to(calls, timeout_s), strict=True):
+            if isinstance(reply, GetTimeoutError):
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"did not answer within {timeout_s:g} s")
-            except RayError as error:
-                self.record_death(worker, error)
+            elif isinstance(reply, RayError):
+                self.record_death(worker, reply)
 
     def record_death(self, worker: Worker, error: RayError) -> None:
         """Handle the loss of a worker whose actor is dead, according to Ray."""
@@ -198,7 +202,7 @@ class World:
         lost = [Failed(rank, info.host, kind, f"process {info.pid}: {text}") for rank in worker.ranks]
         now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=self.has_returned)
         if self._has_ended or isinstance(decide(now, self.limits), Fail):
-            self._fail([*self.lost, *lost])
+            self._fail([*(self._change.lost if self._change is not None else []), *lost])
             return
         self._end_members([worker], wait=False)  # its host may not answer
         reason = f"{worker.name} {failure_texts.VERBS[kind]}"
@@ -210,7 +214,8 @@ class World:
                 self._change.reasons.clear()  # this loss is why others lost contact
             self._change.reasons.append(reason)
             self._break_world()
-        self.lost.extend(lost)
+        assert self._change is not None
+        self._change.lost += lost
         self.slots.record_lost(worker)
 
     def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
@@ -434,11 +439,11 @@ class World:
                 continue  # `advance` handles the loss
         return None
 
-    def end_trial(self) -> list[Failed]:
-        """Stop handling losses and changes; return the ranks that were lost in a change in progress."""
-        lost = self.lost
+    def end_trial(self) -> None:
+        """End a change in progress, whose lost ranks are failures; later losses are only recorded."""
+        if self._change is not None:
+            self.failures += self._change.lost
         self._has_ended, self._change = True, None
-        return lost
 
     def close(self) -> None:
         """End every worker's process and wait until it is gone; twice is harmless."""

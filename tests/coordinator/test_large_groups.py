@@ -6,31 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_workers import REQUEST, TIMEOUT_S, Clock, Group
+from fake_workers import REQUEST, TIMEOUT_S, Clock, FakeTrial
 from processes import run_python
 
 
-def start_late(group: Group, seconds: float) -> None:
-    """Let the last actor of a group reply to `describe` after ``seconds``."""
-    description = group.worker_group.workers[-1].description
-    info = group.actors[-1].replies["describe"]
-    group.clock.call_later(seconds, lambda: description.reply.set_result(info))
-
-
-def begin_with_a_late_start(clock: Clock, size: int, seconds: float) -> Group:
-    group = Group(clock, size)
-    group.actors[-1].suspend()
-    group.worker_group.create()
-    group.actors[-1].resume()
-    start_late(group, seconds)
-    group.worker_group.begin(REQUEST)
-    return group
-
-
 def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
-    group = begin_with_a_late_start(clock, 512, TIMEOUT_S + 100.0)
-    assert len(group.worker_group.hosts) == 512
-    group.worker_group.close()
+    trial = FakeTrial(clock, 512)
+    last = trial.actors[-1]
+    last.suspend()
+    trial.group.create()
+    last.resume()
+    late = trial.group.workers[-1].description.reply
+    clock.call_later(TIMEOUT_S + 100.0, lambda: late.set_result(last.replies["describe"]))
+    trial.group.begin(REQUEST)
+    assert len(trial.group.hosts) == 512
+    trial.group.close()
 
 
 REPOSITORY = Path(__file__).parents[2]

@@ -86,8 +86,8 @@ class StandIn:
         def remote(*arguments: Any) -> Answer:
             self._calls[name] += 1
             answer = Answer()
-            if name == "proceed" and self._sink is not None:
-                self._sink.proceed.remote(*arguments)
+            if name == "acknowledge" and self._sink is not None:
+                self._sink.acknowledge.remote(*arguments)
             if name == "poll":
                 self._later.add(arguments[0], answer)
             else:
@@ -246,7 +246,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
             "connected": linked,
             "reports_per_s": reports / took_s,
             "cpu_ms_per_report": 1000 * used_s / reports,
-            "ray_calls_per_report": (calls["proceed"]) / reports,
+            "ray_calls_per_report": (calls["acknowledge"]) / reports,
             "polls_per_s": calls["poll"] / took_s,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
@@ -256,7 +256,7 @@ def _ray_sink(stack: contextlib.ExitStack) -> Any:
     import ray
 
     class Sink:
-        def proceed(self, index: float, checkpoint: Any) -> None: ...
+        def acknowledge(self, index: float, checkpoint: Any) -> None: ...
 
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     stack.callback(ray.shutdown)

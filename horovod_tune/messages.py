@@ -60,7 +60,7 @@ class CheckpointPlace:
 
 @dataclass(frozen=True)
 class Report:
-    """Rank 0 reported for the ``index``-th time (counted from 1) and waits for ``proceed(index)``."""
+    """Rank 0 reported for the ``index``-th time (counted from 1) and waits for ``acknowledge(index)``."""
 
     index: int
     metrics: dict[str, Any]

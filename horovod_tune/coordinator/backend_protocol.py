@@ -28,7 +28,7 @@ class WorkerActor(Protocol):
     def poll(self, wait_s: float) -> list[Message]:
         """Return new messages within ``wait_s`` seconds; the reply is the worker's heartbeat."""
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
+    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         """Release the reports up to ``index`` on every rank of the worker."""
 
     def stop_training(self) -> None:
@@ -43,7 +43,7 @@ class WorkerActor(Protocol):
     def dump_commit(self) -> bytes | None:
         """Return the last commit of the worker's rank; None if it has committed nothing."""
 
-    def send_logs(self) -> None:
+    def reply_now(self) -> None:
         """Make `poll` reply at once, with a `LogChunk` of each rank, even if it has printed nothing."""
 
     def reset(self, join_s: float) -> list[str]:

@@ -138,7 +138,7 @@ class WorkerGroup:
         for worker in self.workers:
             channel = worker.channel
             if channel is None or not channel.acknowledge(self._run, index, newest):
-                worker.actor.proceed.remote(index, newest)
+                worker.actor.acknowledge.remote(index, newest)
 
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
@@ -173,7 +173,7 @@ class WorkerGroup:
                     self.world.has_returned = True
                     if rank == 0:  # the other ranks must not wait for it in further reports
                         for each in self.workers:
-                            each.actor.proceed.remote(math.inf, self.world.checkpoint)
+                            each.actor.acknowledge.remote(math.inf, self.world.checkpoint)
                 case Failed(rank=rank):
                     worker.running.discard(rank)
                     self.world.failures.append(message)

@@ -87,7 +87,7 @@ class Worker:
         now = time.monotonic()
         if self.is_polled and not self.is_reply_requested and now - self._requested_s >= every_s:
             self.is_reply_requested, self._requested_s, self._due_s = True, now, min(self._due_s, now)
-            self.actor.send_logs.remote()
+            self.actor.reply_now.remote()
 
     def overdue_s(self, listening_since: float) -> float:
         """Return by how many seconds the worker's reply is overdue, 0 if it is not.

@@ -90,16 +90,16 @@ class Training:
             function = cloudpickle.loads(self._function)
             self.own_package = str(getattr(function, "__module__", None) or "").partition(".")[0]
             self._call(function)
-            ending = Finished(self.session.world.rank)
+            ending = Finished(self.session.rank_info.rank)
         except StopTraining:
-            ending = Finished(self.session.world.rank, has_returned=False)
+            ending = Finished(self.session.rank_info.rank, has_returned=False)
         except BaseException as error:
             # The coordinator raises it. That includes SystemExit: the function has not finished.
             kind, text = FailureKind.RAISED, _own_traceback(error)
             with contextlib.suppress(Exception):  # the user's error may raise in its __str__
                 kind, more = self._describe_failure(error)
                 text += more + advice_on(error)
-            ending = Failed(self.session.world.rank, self._host, kind, encodable(text))
+            ending = Failed(self.session.rank_info.rank, self._host, kind, encodable(text))
         is_first = threading.Lock()
 
         def send_ending() -> None:

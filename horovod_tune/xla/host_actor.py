@@ -214,10 +214,10 @@ class HostActor:
             self._replies[kind][rank] = answer
             self._replied.notify_all()
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
+    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         self._restart_inactivity()
         for rank in self._supervisor.ranks:
-            rank.send("proceed", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))
+            rank.send("acknowledge", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))
 
     def stop_training(self) -> None:
         for rank in self._supervisor.ranks:
@@ -233,7 +233,7 @@ class HostActor:
         """Return None: ranks of a TPU trial cannot commit."""
         return None
 
-    def send_logs(self) -> None:
+    def reply_now(self) -> None:
         self._send_output()
         for rank in list(self._rank_infos):
             self._outbox.put(LogChunk(rank, b""))

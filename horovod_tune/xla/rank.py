@@ -158,9 +158,9 @@ class _Rank:
         match message:
             case {"kind": "begin", "pickled_request": request, "world": world}:
                 self._begin(request, RankInfo(*world))
-            case {"kind": "proceed", "index": index, "pickled_checkpoint": checkpoint}:
+            case {"kind": "acknowledge", "index": index, "pickled_checkpoint": checkpoint}:
                 if self._training is not None:
-                    self._training.session.proceed(index, pickle.loads(checkpoint))
+                    self._training.session.acknowledge(index, pickle.loads(checkpoint))
             case {"kind": "stop"}:
                 if self._training is not None:
                     self._training.session.stop()

@@ -91,7 +91,7 @@ class FakeActor:
         self.replies: dict[str, Any] = {
             "describe": WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0),
             "reset": [],
-            "send_logs": lambda: self.reply_to_poll(LogChunk(self.rank, b"")),
+            "reply_now": lambda: self.reply_to_poll(LogChunk(self.rank, b"")),
             "break_world": self.leave_world,
             "offer_change": self.leave_world,
             "rejoin": self.join_world,

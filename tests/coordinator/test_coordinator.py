@@ -112,7 +112,7 @@ def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_release
     trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
     with pytest.raises(OSError, match="trial"):
         trial.coordinator.next_result()
-    assert not any(actor.called("proceed") for actor in trial.actors)
+    assert not any(actor.called("acknowledge") for actor in trial.actors)
     trial.coordinator.close()
     assert trial.all_killed and trial.workers.launcher.is_closed
 

@@ -46,16 +46,16 @@ def test_reports_are_acknowledged_once_tune_has_decided_with_the_newest_checkpoi
     trial = make()
     trial.send(0, Report(1, {}))
     assert trial.group.next_event() == Report(1, {})
-    assert not any(actor.called("proceed") for actor in trial.actors)
+    assert not any(actor.called("acknowledge") for actor in trial.actors)
     trial.send(0, Report(2, {}))
     place = CheckpointPlace("/storage/checkpoint_000001")
     assert trial.group.next_event(place) == Report(2, {})
     trial.finish(after_s=5.0)
     newest = replace(place, report=1)
     acknowledged = [(1, newest), (2, newest)]
-    assert trial.actors[0].called("proceed")[:2] == acknowledged
+    assert trial.actors[0].called("acknowledge")[:2] == acknowledged
     # Rank 0 has returned: others must not wait for it in further reports.
-    assert [actor.called("proceed") for actor in trial.actors[1:]] == [
+    assert [actor.called("acknowledge") for actor in trial.actors[1:]] == [
         [*acknowledged, (math.inf, newest)]
     ] * 2
 
@@ -67,7 +67,7 @@ def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[
     trial.launcher.rank_ends[0].close()
     trial.send(0, Report(2, {}), after_s=1.0)
     assert trial.group.next_event() == Report(2, {})
-    assert trial.actors[0].called("proceed") == [(1, None)]
+    assert trial.actors[0].called("acknowledge") == [(1, None)]
 
 
 # -- the end

@@ -62,7 +62,7 @@ def note_rank(config: dict[str, Any]) -> None:
 
     live = session.current()
     assert live is not None
-    world = live.world
+    world = live.rank_info
     facts = {"pid": os.getpid(), "size": world.size, "local_rank": world.local_rank, "cwd": os.getcwd()}
     Path(f"rank_{world.rank}.json").write_text(json.dumps(facts))
 
@@ -76,7 +76,7 @@ def rank_here() -> int:
 
     live = session.current()
     assert live is not None
-    return live.world.rank
+    return live.rank_info.rank
 
 
 def test_every_rank_runs_the_function_once_in_the_trials_directory(workers: Workers) -> None:

@@ -139,7 +139,7 @@ def test_without_a_known_cause_the_error_names_the_ranks_that_lost_contact(
 def test_the_last_output_of_the_other_ranks_is_kept(make: Callable[..., FakeTrial]) -> None:
     trial = make()
     last = LogChunk(2, b"its last words\n")
-    trial.actors[2].replies["send_logs"] = lambda: trial.send(2, last)
+    trial.actors[2].replies["reply_now"] = lambda: trial.send(2, last)
     trial.send(0, LogChunk(0, b"before\n"), failed(0, FailureKind.RAISED, "ValueError: x"))
     trial.error()
     assert trial.group.take_logs() == [LogChunk(0, b"before\n"), last]

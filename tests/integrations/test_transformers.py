@@ -79,7 +79,7 @@ def train(config: dict[str, Any]) -> None:
         "trainers_world": trainer.args.world_size,
         "at": trainer.state.global_step,
     }
-    Path(f"rank_{live.world.rank}.json").write_text(json.dumps(facts))
+    Path(f"rank_{live.rank_info.rank}.json").write_text(json.dumps(facts))
 
 
 @pytest.fixture(params=list(NEEDS))

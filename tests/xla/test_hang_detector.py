@@ -115,7 +115,7 @@ def workers(
 def rank_here() -> int:
     live = session.current()
     assert live is not None
-    return live.world.rank
+    return live.rank_info.rank
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank; implements `coordinator.backend_protocol.ElasticWorkerActor`.
+    """One rank; implements `coordinator.backend_protocol.WorkerActor`.
 
     ``make_backend()`` returns its backend's `RankBackend`.
     """

@@ -53,9 +53,7 @@ class WorkerActor(Protocol):
             the reasons why the process cannot run it.
         """
 
-
-class ElasticWorkerActor(WorkerActor, Protocol):
-    """A worker of one rank that can continue in another world."""
+    # The coordinator calls the following only in elastic trials, whose workers have one rank each.
 
     def break_world(self, number: int) -> None:
         """Make the rank leave world ``number``, which has lost a rank, unless it has left already."""
@@ -76,8 +74,12 @@ class Launcher(Protocol):
     def create(self) -> Sequence[Any]:
         """Create the workers' actors, without waiting for them; return their handles."""
 
-    def assign(self, workers: Sequence[Any], infos: Sequence[WorkerInfo]) -> Sequence[Assignment]:
+    def assign(
+        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
+    ) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
+
+        In elastic trials, the first worker on ``first_node`` is rank 0 (by default, the coordinator's).
 
         Raises:
             StartFailed: the workers were placed where they cannot form the world that was requested.
@@ -92,9 +94,7 @@ class Launcher(Protocol):
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""
 
-
-class ElasticLauncher(Launcher, Protocol):
-    """A launcher that can also start and replace single workers."""
+    # The coordinator calls the following only in elastic trials.
 
     @property
     def placed_workers(self) -> int:
@@ -112,8 +112,3 @@ class ElasticLauncher(Launcher, Protocol):
 
     def abandon_world(self) -> None:
         """Make ranks that are still entering the latest world fail at once, since a rank of it is lost."""
-
-    def assign(
-        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
-    ) -> Sequence[Assignment]:
-        """Return each worker's ranks and environment; the first worker on ``first_node`` is rank 0."""

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune import ray_compat
 from horovod_tune.coordinator import actor_processes
-from horovod_tune.coordinator.backend_protocol import ElasticLauncher
+from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits, backoff_s
 from horovod_tune.coordinator.workers import Worker
 
@@ -28,7 +28,7 @@ class Slots:
     ``limits.max_workers`` is the number of slots.
     """
 
-    def __init__(self, launcher: ElasticLauncher, limits: Limits) -> None:
+    def __init__(self, launcher: Launcher, limits: Limits) -> None:
         self.limits = limits
         self._launcher = launcher
         self._draining: set[str] = set()

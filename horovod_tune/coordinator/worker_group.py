@@ -52,7 +52,7 @@ class WorkerGroup:
     """The workers, which run one trial after another.
 
     Args:
-        launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
+        launcher: starts the actors and assigns their ranks.
         limits: how long the group waits, and how many workers it may have.
     """
 

@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from horovod_tune import errors as error_text
 from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator import failures as failure_texts
+from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
@@ -49,12 +50,12 @@ class World:
     """The members of a trial's world, which later trials reuse, and the workers that will join it.
 
     Args:
-        launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
+        launcher: starts the actors and assigns their ranks.
         limits: how many members the world may have, and how long it waits.
         events: where the replies to polls arrive.
     """
 
-    def __init__(self, launcher: Any, limits: Limits, events: EventQueue) -> None:
+    def __init__(self, launcher: Launcher, limits: Limits, events: EventQueue) -> None:
         self.members: list[Worker] = []
         self.limits = limits
         self.size = 0
@@ -137,16 +138,17 @@ class World:
         infos = call_all(members, descriptions, "to start", timeout_s=timeout_s, times=PROCESS_START_FACTOR)
         for worker, info in zip(members, infos, strict=True):
             worker.info = info
-        assignments = self._launcher.assign([worker.actor for worker in members], infos)
-        calls = [worker.actor.assign.remote(each) for worker, each in zip(members, assignments, strict=True)]
+        calls = [worker.actor.assign.remote(each) for worker, each in self._assign_ranks(members)]
         call_all(members, calls, "to take their ranks", timeout_s=timeout_s)
-        self._take_ranks(members, assignments)
         self._connect(members)
 
-    def _take_ranks(self, workers: Sequence[Worker], assignments: Sequence[Assignment]) -> None:
+    def _assign_ranks(self, workers: Sequence[Worker], **options: Any) -> list[tuple[Worker, Assignment]]:
+        infos = [worker.info for worker in workers if worker.info is not None]
+        assignments = self._launcher.assign([worker.actor for worker in workers], infos, **options)
         for worker, assignment in zip(workers, assignments, strict=True):
             worker.ranks = tuple(each.rank for each in assignment.rank_infos)
         self.size = sum(len(worker.ranks) for worker in workers)
+        return list(zip(workers, assignments, strict=True))
 
     def _connect(self, workers: Sequence[Worker]) -> None:
         """Open the channels of workers on this host; ``workers`` are in the order of the assignments."""
@@ -337,12 +339,10 @@ class World:
         """Form the next world from the members, all of which have left the old one, and from ``joining``."""
         assert self._request is not None
         remaining, workers = list(self.members), [*self.members, *joining]
-        infos = [worker.info for worker in workers if worker.info is not None]
+        assert workers[0].info is not None
         try:
             # The oldest member becomes rank 0: it has the last commit.
-            assignments = self._launcher.assign(
-                [worker.actor for worker in workers], infos, first_node=infos[0].node_id
-            )
+            assigned = self._assign_ranks(workers, first_node=workers[0].info.node_id)
         except StartFailed as error:
             change.reasons.append(str(error))
             self._await(workers, [worker.actor.describe.remote() for worker in workers], self.limits.prompt_s)
@@ -355,7 +355,6 @@ class World:
         self._change = None
         self.slots.record_joined(joining)
         self.members = list(workers)
-        self._take_ranks(workers, assignments)
         for worker in workers:
             worker.running = set(worker.ranks)
         request = replace(
@@ -365,7 +364,7 @@ class World:
             worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
             if worker in remaining
             else worker.actor.assign.remote(each)
-            for worker, each in zip(workers, assignments, strict=True)
+            for worker, each in assigned
         ]
         self._await(workers, calls)
         self._connect(workers)

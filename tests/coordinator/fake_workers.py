@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError
 
 from horovod_tune.actors.ranks import assign_ranks
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.coordinator.backend_protocol import ElasticWorkerActor
+from horovod_tune.coordinator.backend_protocol import WorkerActor
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed, TrainingFailed
@@ -102,7 +102,7 @@ class FakeActor:
         self._poll: Ref | None = None
 
     def __getattr__(self, name: str) -> Any:
-        signature = inspect.signature(getattr(ElasticWorkerActor, name))
+        signature = inspect.signature(getattr(WorkerActor, name))
 
         def remote(*args: Any) -> Ref:
             signature.bind(self, *args)

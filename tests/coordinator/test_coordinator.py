@@ -117,16 +117,19 @@ def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_release
     assert trial.all_killed and trial.workers.launcher.is_closed
 
 
-def test_a_pipe_in_a_checkpoint_is_an_error_of_rank_0(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        ("made", MetricsError, "rank 0 of 2 on host0 failed: the checkpoint .* holds 'pipe'"),
+        ("missing", OSError, "/missing"),
+    ],
+)
+def test_a_checkpoint_that_is_missing_or_holds_a_pipe_is_an_error(
+    trial: Trial, name: str, error: type[Exception], text: str
+) -> None:
     os.mkfifo(Path(trial.made, "pipe"))
-    trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
-    with pytest.raises(MetricsError, match=r"rank 0 of 2 on host0 failed: the checkpoint .* holds 'pipe'"):
-        trial.coordinator.next_result()
-
-
-def test_a_missing_checkpoint_is_an_error(trial: Trial) -> None:
-    trial.actors[0].reply_to_poll(Report(1, {}, "/nowhere/made"))
-    with pytest.raises(OSError, match="/nowhere/made"):
+    trial.actors[0].reply_to_poll(Report(1, {}, str(Path(trial.made).with_name(name))))
+    with pytest.raises(error, match=text):
         trial.coordinator.next_result()
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
-from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.events import EventQueue
@@ -142,10 +141,7 @@ class WorkerGroup:
 
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
-        try:
-            replies, reports = self._events.wait(wait_s)
-        except MalformedMessage as error:
-            raise TrainingFailed(f"received a malformed message on a rank's socket: {error}") from error
+        replies, reports = self._events.wait(wait_s)
         # Reports first: they were sent before the replies that were received in the same wait.
         for run, report in reports:
             if run == self._run:

@@ -153,11 +153,12 @@ class World:
     def _connect(self, workers: Sequence[Worker]) -> None:
         """Open the channels of workers on this host; ``workers`` are in the order of the assignments."""
         channels = self._launcher.channels()
-        self._events.add_channels(channels.values())
         for number, worker in enumerate(workers):
             worker.channel = channels.get(number)
-            if worker not in self.members:  # lost meanwhile
-                self._events.close_channel(worker.channel)
+            if worker.channel is not None:
+                self._events.add_channel(worker)
+                if worker not in self.members:  # lost meanwhile
+                    self._events.close_channel(worker.channel)
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""

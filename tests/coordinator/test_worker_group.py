@@ -161,10 +161,12 @@ def test_a_message_of_unknown_type_fails_the_trial_and_names_its_sender(
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1", frame("finished"), b"\0\0\0\4\x93\x01\x02\x03"],
 )
-def test_malformed_bytes_on_a_channel_fail_the_trial(make: Callable[..., FakeTrial], data: bytes) -> None:
+def test_malformed_bytes_on_a_channel_fail_the_trial_and_name_their_sender(
+    make: Callable[..., FakeTrial], data: bytes
+) -> None:
     trial = make(by_channel=True)
     trial.launcher.rank_ends[0].send(data)
-    assert trial.error().startswith("received a malformed message on a rank's socket: ")
+    assert trial.error().startswith("received a malformed message from rank 0 on host0: ")
 
 
 # -- random ranks

@@ -239,14 +239,10 @@ class World:
         if self._change is not None:
             self._change.lost = []
 
-    def _status(self, ready: int = 0) -> WorldStatus:
-        change = self._change
-        if change is None:
-            return WorldStatus(len(self.members), has_returned=self.has_returned)
+    def _status(self, change: _Change, ready: int) -> WorldStatus:
         return WorldStatus(
             members=len(self.members),
             lost=len(change.lost),
-            is_changing=True,
             left=len(change.left),
             ready=ready,
             elapsed_s=time.monotonic() - change.began,
@@ -277,13 +273,11 @@ class World:
             self.slots.replace_draining(self.members)
         ready = self.slots.ready(self.members)
         self._offer_change_if_due(bool(ready))
-        self._act(decide(self._status(len(ready)), self.limits), ready)
+        if self._change is not None:
+            self._continue(self._change, ready)
 
-    def _act(self, action: Action | Fail, ready: Sequence[Worker]) -> None:
-        change = self._change
-        if change is None:
-            return
-        match action:
+    def _continue(self, change: _Change, ready: Sequence[Worker]) -> None:
+        match decide(self._status(change, len(ready)), self.limits):
             case Fail(reason=reason):
                 if change.error and reason:
                     reason += f" The last error of a rank was: {change.error}"

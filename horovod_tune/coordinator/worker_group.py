@@ -66,7 +66,7 @@ class WorkerGroup:
         self.world.forget_trial()
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
-        self._returned: set[int] = set()
+        # The ranks that had returned by the previous poll of rank 0.
         self._returned_before: set[int] = set()
         # The names in the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
@@ -165,8 +165,7 @@ class WorkerGroup:
                     self._record_report(message)
                 case Finished(rank=rank):
                     worker.running.discard(rank)
-                    self._returned.add(rank)
-                    self.world.has_returned = True
+                    self.world.returned.add(rank)
                     if rank == 0:  # the other ranks must not wait for it in further reports
                         for each in self.workers:
                             each.actor.acknowledge.remote(math.inf, self.world.checkpoint)
@@ -183,7 +182,7 @@ class WorkerGroup:
                 case _:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
-            self._returned_before = set(self._returned)
+            self._returned_before = set(self.world.returned)
 
     def _record_report(self, report: Report) -> None:
         self._reports.append(report)
@@ -235,7 +234,7 @@ class WorkerGroup:
             self._awaited,
             self.hosts,
             running=self.world.running,
-            returned=self._returned,
+            returned=self.world.returned,
             stacks=stacks,
         )
         error = TrainingFailed(failures.explain(found, world_size=self.world.size))

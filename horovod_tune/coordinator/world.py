@@ -66,8 +66,6 @@ class World:
 
     def forget_trial(self) -> None:
         """Reset the counters for the next trial."""
-        # True when the trial has ended: losses are only recorded.
-        self._has_ended = False
         self.number = 0
         # The ranks whose loss ends the trial.
         self.failures: list[Failed] = []
@@ -76,8 +74,10 @@ class World:
         self.changes: list[str] = []
         # How long the last change took, from the loss of the world to the first report of the next one.
         self.change_s = 0.0
-        self.has_returned = False
+        # The ranks whose training function has returned.
+        self.returned: set[int] = set()
         self._change: _Change | None = None
+        # None before and after the trial: losses are then only recorded.
         self._request: TrialRequest | None = None
         # What workers that join start from: the number of reports, and the newest checkpoint.
         self._reports = 0
@@ -203,8 +203,8 @@ class World:
         worker.is_polled = False
         self.lost_nodes.append(info.node_id)
         lost = [Failed(rank, info.host, kind, f"process {info.pid}: {text}") for rank in worker.ranks]
-        now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=self.has_returned)
-        if self._has_ended or isinstance(decide(now, self.limits), Fail):
+        now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=bool(self.returned))
+        if self._request is None or isinstance(decide(now, self.limits), Fail):
             self._fail([*(self._change.lost if self._change is not None else []), *lost])
             return
         self._end_members([worker], wait=False)  # its host may not answer
@@ -246,7 +246,7 @@ class World:
             left=len(change.left),
             ready=ready,
             elapsed_s=time.monotonic() - change.began,
-            has_returned=self.has_returned,
+            has_returned=bool(self.returned),
             has_stalled=change.stalled is not None,
             worlds_without_report=self._worlds_without_report + bool(change.lost or change.error),
         )
@@ -267,9 +267,9 @@ class World:
             if worker.overdue_s(listening_since) > limit_s:
                 source = "an immediate reply was requested" if worker.is_reply_requested else "timeout_s"
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"no heartbeat for {limit_s:g} s ({source})")
-        if not self.limits.is_elastic or self.failures or self._has_ended or not self.running:
+        if not self.limits.is_elastic or self.failures or self._request is None or not self.running:
             return
-        if not self.has_returned:
+        if not self.returned:
             self.slots.replace_draining(self.members)
         ready = self.slots.ready(self.members)
         self._offer_change_if_due(bool(ready))
@@ -386,7 +386,7 @@ class World:
         """
         must_leave = any(map(self.slots.must_leave, self.members))
         must_shrink = must_leave and self.slots.enough_remain(self.members)
-        if self._change is not None or self.has_returned or not (are_ready or must_shrink):
+        if self._change is not None or self.returned or not (are_ready or must_shrink):
             return
         self._others_were_ready |= are_ready
         now = time.monotonic()
@@ -409,7 +409,7 @@ class World:
 
         ``resources`` are its new resources, as in `TrialRequest`.
         """
-        if not self.limits.is_elastic or self.failures or self.has_returned or not self.running:
+        if not self.limits.is_elastic or self.failures or self.returned or not self.running:
             return False
         # Ray removes a placement group only as a whole, so no part of the trial's own can be released.
         if workers < self._launcher.placed_workers:
@@ -437,7 +437,7 @@ class World:
         """End a change in progress, whose lost ranks are failures; later losses are only recorded."""
         if self._change is not None:
             self.failures += self._change.lost
-        self._has_ended, self._change = True, None
+        self._request = self._change = None
 
     def close(self) -> None:
         """End every worker's process and wait until it is gone; twice is harmless."""

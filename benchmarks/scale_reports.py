@@ -39,7 +39,6 @@ from horovod_tune.gloo.gloo_backend import horovod_environment
 from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
 
 METRICS = {"loss": 0.25, "accuracy": 0.5, "epoch": 3, "lr": 0.1}
-FUNCTION_BYTES = 100_000
 
 
 class Answer:
@@ -87,8 +86,8 @@ class StandIn:
         def remote(*arguments: Any) -> Answer:
             self._calls[name] += 1
             answer = Answer()
-            if name == "proceed" and self._sink is not None:
-                self._sink.proceed.remote(*arguments)
+            if name == "acknowledge" and self._sink is not None:
+                self._sink.acknowledge.remote(*arguments)
             if name == "poll":
                 self._later.add(arguments[0], answer)
             else:
@@ -210,10 +209,6 @@ class NoRay:
     """What the coordinator uses of Ray, for stand-ins, whose answers are there at once."""
 
     @staticmethod
-    def put(value: Any) -> Any:
-        return value
-
-    @staticmethod
     def wait(refs: list[Answer], **_: Any) -> tuple[list[Answer], list[Answer]]:
         return refs, []
 
@@ -231,7 +226,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
         limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)
         group = WorkerGroup(launcher, limits)
-        coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
+        coordinator = Coordinator(group, reuse_workers=True)
         request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
         group.create()
         coordinator.set_trial(request, NoStorage())  # type: ignore[arg-type]
@@ -251,7 +246,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
             "connected": linked,
             "reports_per_s": reports / took_s,
             "cpu_ms_per_report": 1000 * used_s / reports,
-            "ray_calls_per_report": (calls["proceed"]) / reports,
+            "ray_calls_per_report": (calls["acknowledge"]) / reports,
             "polls_per_s": calls["poll"] / took_s,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
@@ -261,7 +256,7 @@ def _ray_sink(stack: contextlib.ExitStack) -> Any:
     import ray
 
     class Sink:
-        def proceed(self, index: float, checkpoint: Any) -> None: ...
+        def acknowledge(self, index: float, checkpoint: Any) -> None: ...
 
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     stack.callback(ray.shutdown)

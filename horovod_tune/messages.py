@@ -12,7 +12,7 @@ class TrialRequest:
     """What every rank needs to run a trial; sent by the coordinator.
 
     Attributes:
-        function: the training function as cloudpickle bytes; None if the rank has it already.
+        function: the training function: cloudpickle bytes, or a Ray ObjectRef of them.
         checkpoint: a directory that a restored trial starts from.
         resources: Tune's PlacementGroupFactory, pickled.
         storage: Tune's StorageContext, pickled.
@@ -30,7 +30,7 @@ class TrialRequest:
     working_dir: str
     experiment_name: str
     config: dict[str, Any]
-    function: bytes | None
+    function: Any
     checkpoint: CheckpointPlace | None = None
     resources: bytes = b""
     storage: bytes = b""
@@ -60,7 +60,7 @@ class CheckpointPlace:
 
 @dataclass(frozen=True)
 class Report:
-    """Rank 0 reported for the ``index``-th time (counted from 1) and waits for ``proceed(index)``."""
+    """Rank 0 reported for the ``index``-th time (counted from 1) and waits for ``acknowledge(index)``."""
 
     index: int
     metrics: dict[str, Any]

@@ -89,9 +89,8 @@ class DistributedTrainable(FunctionTrainable):
         self._last_training_result: TrainingResult | None = None
         workers = make_group(self._spec, self._node_id)
         workers.create()
-        self._coordinator = Coordinator(
-            workers, self._shipped.pickled(), reuse_workers=self._spec.reuse_workers
-        )
+        self._function = ray.put(self._shipped.pickled())
+        self._coordinator = Coordinator(workers, reuse_workers=self._spec.reuse_workers)
         self._set_trial(config)
 
     def _set_trial(self, config: dict[str, Any]) -> None:
@@ -108,7 +107,7 @@ class DistributedTrainable(FunctionTrainable):
             working_dir=storage.trial_working_directory,
             experiment_name=storage.experiment_dir_name,
             config=copy.deepcopy(config),
-            function=None,
+            function=self._function,
             # Pickled: unpickling imports Ray Tune, which takes a second, so a rank does it only on request.
             resources=pickle.dumps(self.trial_resources),
             storage=ray.cloudpickle.dumps(storage),

@@ -55,8 +55,8 @@ class TrialRunner:
         self.group = WorkerGroup(launcher, Limits(spec.timeout_s))
         self.group.create()
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        function = shipping.dumps(run_what_config_says)
-        self.coordinator = Coordinator(self.group, function, reuse_workers=reuse_workers)
+        self.function = ray.put(shipping.dumps(run_what_config_says))
+        self.coordinator = Coordinator(self.group, reuse_workers=reuse_workers)
         self._folder = folder
         self._numbers = itertools.count(1)
         self.storage = LogsInMemory()
@@ -74,7 +74,7 @@ class TrialRunner:
             working_dir=directory,
             experiment_name="experiment",
             config={"train": shipping.dumps(train), **config},
-            function=None,
+            function=self.function,
         )
         self.storage = LogsInMemory()
         self.coordinator.set_trial(order, self.storage)  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ class Workers:
             working_dir=str(directory),
             experiment_name="experiment",
             config=config,
-            function=cloudpickle.dumps(train),
+            function=ray.put(cloudpickle.dumps(train)),
             checkpoint=start,
         )
         self.group.begin(request)
@@ -84,7 +84,6 @@ class Workers:
             found.append(event)
             if isinstance(event, Finished):
                 return found
-            self.group.proceed(event.index, None)
 
     def run(self, train: Callable[[dict[str, Any]], Any], **arguments: Any) -> tuple[Path, list[Any]]:
         directory = self.begin(train, **arguments)

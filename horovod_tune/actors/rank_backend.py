@@ -25,7 +25,7 @@ class RankBackend(Protocol):
     def load(self) -> None:
         """Import what a training function needs, which takes a second the first time."""
 
-    def enter(self, world: RankInfo, name: str) -> None:
+    def enter(self, rank_info: RankInfo, name: str) -> None:
         """Prepare the world ``name``, in which the training function is about to be called."""
 
     def leave(self) -> None:

@@ -9,11 +9,11 @@ the rank's channel or in the reply to the next `poll`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import socket
-import sysconfig
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# `poll` waits in one thread while the others answer `proceed`, `stop_training` and `reset`.
+# `poll` waits in one thread while the others answer `acknowledge`, `stop_training` and `reset`.
 METHODS_AT_ONCE = 4
 PROBE_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank; implements `coordinator.backend_protocol.ElasticWorkerActor`.
+    """One rank; implements `coordinator.backend_protocol.WorkerActor`.
 
     ``make_backend()`` returns its backend's `RankBackend`.
     """
@@ -73,28 +73,13 @@ class TrainingActor:
         self._copies = HostCopies()
         self._backend = make_backend()
         self._training: Training | None = None
-        self._function = b""
-        self._world: RankInfo | None = None
+        self._rank_info: RankInfo | None = None
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
         self._run = 0
-        self._loading = threading.Lock()
         self._forming = threading.Lock()
         ray_compat.prepare_rank_process()
-        # Before other threads start: Python before 3.12 fills this table without a lock, and Horovod reports
-        # that its extension is not built if it finds no EXT_SUFFIX there.
-        sysconfig.get_config_vars()
-        # Imports take a second or two, in which the coordinator waits for other actors anyway.
-        threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
-
-    def _import_quietly(self) -> None:
-        try:
-            self.load()
-        except Exception:  # any error: the training thread imports the same modules again, and reports it
-            return
-
-    def load(self) -> None:
-        with self._loading:
+        with contextlib.suppress(Exception):  # the training thread loads it again, and reports the error
             self._backend.load()
 
     def describe(self) -> WorkerInfo:
@@ -115,11 +100,11 @@ class TrainingActor:
 
     def call_backend(self, method: str, *arguments: Any) -> Any:
         """Call a method of this rank's backend, for its `WorldRendezvous`."""
-        self.load()
+        self._backend.load()
         return getattr(self._backend, method)(*arguments)
 
     def assign(self, assignment: Assignment) -> None:
-        (self._world,) = assignment.rank_infos
+        (self._rank_info,) = assignment.rank_infos
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
         self._connect(assignment)
 
@@ -140,24 +125,21 @@ class TrainingActor:
         threading.Thread(target=listen, args=(self._release,), name="channel", daemon=True).start()
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
-        training = self._training
-        if training is not None and training.session.request.run == run:
-            training.session.proceed(index, checkpoint)
+        if run == self._run:  # and not late, from the previous trial
+            self.acknowledge(index, checkpoint)
 
     def begin(self, request: TrialRequest) -> None:
-        assert self._world is not None, "assign() comes before begin()"
-        if request.function is not None:
-            self._function = request.function
+        assert self._rank_info is not None, "assign() comes before begin()"
         self._outbox = Outbox()
         self._run = request.run
         self._output.mark()
         fetch = functools.partial(open_checkpoint, node_id=self._node_id, copies=self._copies)
-        live = Session(request, self._world, send=self._send, fetch=fetch)
+        live = Session(request, self._rank_info, send=self._send, fetch=fetch)
         live.world_error = self._backend.world_error
         live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
         self._training = Training(
             live,
-            self._function,
+            ray.get(request.function),
             host=self._host,
             send=self._send,
             prepare=self._prepare,
@@ -168,7 +150,7 @@ class TrainingActor:
         self._training.start()
 
     def _prepare(self) -> None:
-        self.load()
+        self._backend.load()
         if self._baseline is None:
             from horovod_tune.rank.reset.baseline import Baseline
 
@@ -177,7 +159,7 @@ class TrainingActor:
     def _enter_world(self) -> None:
         assert self._training is not None
         live = self._training.session
-        self._backend.enter(live.world, f"{self._run}.{live.world_number}")
+        self._backend.enter(live.rank_info, f"{self._run}.{live.world_number}")
 
     def _send(self, message: Message) -> None:
         if not isinstance(message, Report):
@@ -195,8 +177,8 @@ class TrainingActor:
 
     def _send_log(self) -> None:
         text = self._output.take()
-        if text and self._world is not None:
-            self._outbox.put(LogChunk(self._world.rank, text))
+        if text and self._rank_info is not None:
+            self._outbox.put(LogChunk(self._rank_info.rank, text))
 
     def poll(self, wait_s: float) -> list[Message]:
         messages = self._outbox.take(wait_s)
@@ -207,9 +189,9 @@ class TrainingActor:
             messages.append(AwaitedRanks(awaited))
         return messages
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
+    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         if self._training is not None:
-            self._training.session.proceed(index, checkpoint)
+            self._training.session.acknowledge(index, checkpoint)
 
     def stop_training(self) -> None:
         if self._training is not None:
@@ -235,12 +217,12 @@ class TrainingActor:
         assert self._training is not None, "only a rank in a trial waits for a world"
         self._connect(assignment)
         with self._forming:
-            (self._world,) = assignment.rank_infos
+            (self._rank_info,) = assignment.rank_infos
             os.environ.update(assignment.environment)
             self._training.session.committed.change_pending = False
             self._output.forget_stalls()
             self._training.session.join_world(
-                self._world, number=number, reports=reports, resources=resources
+                self._rank_info, number=number, reports=reports, resources=resources
             )
 
     def offer_change(self, number: int) -> None:
@@ -254,16 +236,16 @@ class TrainingActor:
     def can_restore(self) -> bool:
         return self._training is not None and self._training.session.committed.can_restore
 
-    def send_logs(self) -> None:
-        assert self._world is not None
+    def reply_now(self) -> None:
+        assert self._rank_info is not None
         stack = self._training.stack() if self._training is not None else ""
-        self._outbox.put(LogChunk(self._world.rank, self._output.take(), stack))
+        self._outbox.put(LogChunk(self._rank_info.rank, self._output.take(), stack))
 
     def reset(self, join_s: float) -> list[str]:
-        assert self._world is not None and self._training is not None
+        assert self._rank_info is not None and self._training is not None
         self._training.thread.join(timeout=join_s)
         if self._training.thread.is_alive():
-            return [f"the training function of rank {self._world.rank} still runs"]
+            return [f"the training function of rank {self._rank_info.rank} still runs"]
         own_package, self._training = self._training.own_package, None
         if problems := self._backend.keep(PROBE_TIMEOUT_S):
             return problems

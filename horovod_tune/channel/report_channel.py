@@ -116,7 +116,7 @@ class CoordinatorChannel:
         if not self.is_open or (checkpoint is not None and checkpoint.filesystem is not None):
             return False
         place = None if checkpoint is None else (checkpoint.path, checkpoint.node_id, checkpoint.report)
-        return self._channel.send_nowait("proceed", run=run, index=index, checkpoint=place)
+        return self._channel.send_nowait("acknowledge", run=run, index=index, checkpoint=place)
 
     def receive(self) -> list[tuple[int, Report]]:
         """Return the reports that have arrived, each with the number of its trial; does not wait.

@@ -30,11 +30,11 @@ RANK_MESSAGES: Schema = {
 }
 # What a training actor receives from the coordinator. `checkpoint`: the path, node_id and report of a place.
 ACKS: Schema = {
-    "proceed": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
+    "acknowledge": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }
 # What a rank on a TPU host receives from its host actor, which has started it; pickled_... are pickles.
 HOST_MESSAGES: Schema = {
-    "proceed": {"index": _NUMBER, "pickled_checkpoint": bytes},
+    "acknowledge": {"index": _NUMBER, "pickled_checkpoint": bytes},
     "begin": {"pickled_request": bytes, "world": list, "node_id": str, "copies": str},
     "stop": {},
     "fetched": {"fingerprint": (tuple, _NO), "error": str},

@@ -17,7 +17,7 @@ class WorkerActor(Protocol):
     """The methods of a worker's actor; none blocks longer than documented."""
 
     def describe(self) -> WorkerInfo:
-        """Return the actor's node and process."""
+        """Return the actor's node and process, once it has imported what a training function needs."""
 
     def assign(self, assignment: Assignment) -> None:
         """Set the ranks and their environment; called again if another worker died during the start."""
@@ -28,7 +28,7 @@ class WorkerActor(Protocol):
     def poll(self, wait_s: float) -> list[Message]:
         """Return new messages within ``wait_s`` seconds; the reply is the worker's heartbeat."""
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
+    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         """Release the reports up to ``index`` on every rank of the worker."""
 
     def stop_training(self) -> None:
@@ -43,7 +43,7 @@ class WorkerActor(Protocol):
     def dump_commit(self) -> bytes | None:
         """Return the last commit of the worker's rank; None if it has committed nothing."""
 
-    def send_logs(self) -> None:
+    def reply_now(self) -> None:
         """Make `poll` reply at once, with a `LogChunk` of each rank, even if it has printed nothing."""
 
     def reset(self, join_s: float) -> list[str]:
@@ -53,12 +53,7 @@ class WorkerActor(Protocol):
             the reasons why the process cannot run it.
         """
 
-
-class ElasticWorkerActor(WorkerActor, Protocol):
-    """A worker of one rank that can continue in another world."""
-
-    def load(self) -> None:
-        """Return when the process has imported what a training function needs."""
+    # The coordinator calls the following only in elastic trials, whose workers have one rank each.
 
     def break_world(self, number: int) -> None:
         """Make the rank leave world ``number``, which has lost a rank, unless it has left already."""
@@ -79,8 +74,12 @@ class Launcher(Protocol):
     def create(self) -> Sequence[Any]:
         """Create the workers' actors, without waiting for them; return their handles."""
 
-    def assign(self, workers: Sequence[Any], infos: Sequence[WorkerInfo]) -> Sequence[Assignment]:
+    def assign(
+        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
+    ) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
+
+        In elastic trials, the first worker on ``first_node`` is rank 0 (by default, the coordinator's).
 
         Raises:
             StartFailed: the workers were placed where they cannot form the world that was requested.
@@ -95,9 +94,7 @@ class Launcher(Protocol):
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""
 
-
-class ElasticLauncher(Launcher, Protocol):
-    """A launcher that can also start and replace single workers."""
+    # The coordinator calls the following only in elastic trials.
 
     @property
     def placed_workers(self) -> int:
@@ -115,8 +112,3 @@ class ElasticLauncher(Launcher, Protocol):
 
     def abandon_world(self) -> None:
         """Make ranks that are still entering the latest world fail at once, since a rank of it is lost."""
-
-    def assign(
-        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
-    ) -> Sequence[Assignment]:
-        """Return each worker's ranks and environment; the first worker on ``first_node`` is rank 0."""

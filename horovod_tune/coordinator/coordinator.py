@@ -10,14 +10,14 @@ import logging
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune import ray_compat
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
+from horovod_tune.errors import MetricsError, TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.session.session import COMMIT_FILE
 
@@ -32,94 +32,94 @@ logger = logging.getLogger(__name__)
 _USED = "(in processes that earlier trials had used; reuse_workers=False gives every trial new ones)"
 
 
+@dataclass
+class _Trial:
+    """The current trial.
+
+    Attributes:
+        is_running: True from its first `next_result` until its workers are reset or ended.
+        start_s: how long its start took.
+        stored: where the checkpoint of its last report is stored.
+    """
+
+    request: TrialRequest
+    storage: TrialStorage
+    is_running: bool = False
+    start_s: float = 0.0
+    has_reported: bool = False
+    stored: CheckpointPlace | None = None
+    has_warned_of_logs: bool = False
+
+
 class Coordinator:
     """Runs one trial after another on the same workers.
 
     Args:
         group: the worker group, whose workers may have begun to start.
-        function: the training function as cloudpickle bytes.
         reuse_workers: True if workers that a trial leaves usable run the next one.
     """
 
-    def __init__(self, group: WorkerGroup, function: bytes, *, reuse_workers: bool) -> None:
+    _trial: _Trial
+
+    def __init__(self, group: WorkerGroup, *, reuse_workers: bool) -> None:
         self._group = group
-        self._function = function
         self._reuse_workers = reuse_workers
-        self._storage: TrialStorage | None = None
-        self._request: TrialRequest | None = None
-        self._started = False
-        self._has_warned_of_logs = False
-        self._workers_have_function = False
         # True if the workers ran another trial before this one.
         self._workers_are_used = False
-        self._has_reported = False
-        self._start_s = 0.0
         # Why the previous trial's workers were not kept; empty if they were.
         self.replaced_because: list[str] = []
 
     def set_trial(self, request: TrialRequest, storage: TrialStorage) -> None:
         """Set the next trial; its training function starts with the first `next_result`."""
-        self._release_storage()
-        self._request, self._storage = request, storage
-        self._started = self._has_warned_of_logs = self._has_reported = False
+        self._trial = _Trial(request, storage)
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
         """Make the trial start from a checkpoint; must be called before the first `next_result`."""
-        assert self._request is not None
-        self._request = replace(self._request, checkpoint=checkpoint)
+        self._trial.request = replace(self._trial.request, checkpoint=checkpoint)
 
     def next_result(self) -> tuple[dict[str, Any], Checkpoint | None] | None:
         """Return rank 0's next metrics and its stored checkpoint; None if the function has returned.
+
+        Until the next call, rank 0 waits in its report.
 
         Raises:
             StartFailed: the training actors did not start.
             TrainingFailed: a rank was lost.
         """
-        assert self._request is not None and self._storage is not None, "set_trial() comes first"
+        trial = self._trial
         try:
-            if not self._started:
-                self._start()
-            event = self._group.next_event()
+            if not trial.is_running:
+                trial.is_running, began = True, time.monotonic()
+                self._group.begin(trial.request)
+                trial.start_s = round(time.monotonic() - began, 4)
+            event = self._group.next_event(trial.stored)
         except Exception as cause:
-            self._started = False  # so that `close` ends the processes without unwinding the trial
-            if self._may_retry(cause):
-                return self._retry(cause)
-            self._end_workers(cause)
+            trial.is_running = False  # so that `close` ends the processes without unwinding the trial
             if self._workers_are_used and isinstance(cause, TrainingFailed):
+                # An earlier trial may have left something in its processes. A trial that has reported must
+                # not be tried again, since Tune has its results.
+                if not trial.has_reported and not ray_compat.is_preempted(cause.lost_nodes):
+                    return self._retry(cause)
                 first, _, rest = str(cause).partition("\n")
                 cause.args = (f"{first}\n{_USED}\n{rest}",)
+            self._end_workers(cause)
             raise
         self._keep_logs()
         match event:
-            case Report(index=index, metrics=metrics, checkpoint_path=path):
-                return self._store(index, metrics, path)
+            case Report(metrics=metrics, checkpoint_path=path):
+                return self._store(metrics, path)
             case Finished():
                 if self._reuse_workers:
                     self._group.begin_reset()
                 self._keep_logs(at_end=True)
                 return None
 
-    def _may_retry(self, cause: Exception) -> bool:
-        """Return True if the trial may have failed because of what an earlier one left in its processes.
-
-        A trial that has reported must not be retried, since Tune has its results.
-        """
-        if (
-            not self._workers_are_used
-            or self._has_reported
-            or not isinstance(cause, TrainingFailed | StartFailed)
-        ):
-            return False
-        lost = getattr(cause, "lost_nodes", ())
-        return not (lost and ray_compat.is_preempted(lost))
-
-    def _retry(self, cause: Exception) -> Any:
+    def _retry(self, cause: TrainingFailed) -> Any:
         """Start the trial again in new processes; a second failure is raised."""
-        assert self._request is not None
         logger.warning(
             "horovod_tune: %s failed before its first report in processes that an earlier trial had used; it "
             "is tried again in new ones. reuse_workers=False gives every trial new ones. It failed with: %s",
-            self._request.trial_name,
+            self._trial.request.trial_name,
             str(cause).strip().rpartition("\n")[2],
         )
         self._keep_logs(at_end=True)
@@ -136,40 +136,24 @@ class Coordinator:
             if sys.version_info >= (3, 11):
                 cause.add_note(f"The workers could not be ended either: {error!r}")
 
-    def _start(self) -> None:
-        assert self._request is not None
-        self._started = True
-        self._workers_are_used = self._workers_have_function
-        asked = time.monotonic()
-        function = None if self._workers_have_function else self._function
-        self._group.begin(replace(self._request, function=function))
-        self._workers_have_function = True
-        self._start_s = round(time.monotonic() - asked, 4)
-
-    def _store(
-        self, index: int, metrics: dict[str, Any], path: str | None
-    ) -> tuple[dict[str, Any], Checkpoint | None]:
-        assert self._storage is not None
-        self._has_reported = True
-        hosts = groupby(self._group.hosts.values())
+    def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
+        trial, ranks = self._trial, self._group.hosts
+        trial.has_reported = True
         world = {
-            "world_size": len(self._group.hosts),
+            "world_size": len(ranks),
             # In Horovod's notation; a string, since the TensorBoard logger would plot a list.
-            "hosts": ",".join(f"{host}:{len(list(ranks))}" for host, ranks in hosts),
-            "start_s": self._start_s,
-            **self._group.change_metrics,
+            "hosts": ",".join(f"{host}:{len(list(each))}" for host, each in groupby(ranks.values())),
+            "start_s": trial.start_s,
+            **self._group.world.change_metrics,
         }
         metrics = metrics | world | metrics  # a function's own metrics of these names count
-        checkpoint, place = None, None
+        checkpoint, trial.stored = None, None
         if path is not None:
             try:
-                checkpoint, place = self._storage.persist(path, metrics)
+                checkpoint, trial.stored = trial.storage.persist(path, metrics)
             except MetricsError as error:
-                where = f"rank 0 of {len(self._group.hosts)} on {self._group.hosts.get(0)}"
-                raise MetricsError(f"{where} failed: {error}") from None
+                raise MetricsError(f"rank 0 of {len(ranks)} on {ranks.get(0)} failed: {error}") from None
             self._keep_logs(publish=True)
-        # Sent when Tune requests the next result; until then rank 0 waits in its report.
-        self._group.proceed(index, place)
         return metrics, checkpoint
 
     def must_restart_elsewhere(self, node_id: str) -> bool:
@@ -178,7 +162,7 @@ class Coordinator:
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart."""
-        return self._started and self._group.world.resize(workers, resources)
+        return self._trial.is_running and self._group.world.resize(workers, resources)
 
     @property
     def nodes(self) -> list[str]:
@@ -187,14 +171,15 @@ class Coordinator:
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of the ranks' last commit; None if they have committed nothing."""
-        assert self._storage is not None
+        if not self._trial.is_running:
+            return None
         world = self._group.world
-        dumped = world.first_reply("dump_commit", timeout_s=world.limits.timeout_s) if self._started else None
+        dumped = world.first_reply("dump_commit", timeout_s=world.limits.timeout_s)
         if dumped is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, COMMIT_FILE).write_bytes(dumped)
-            checkpoint, _ = self._storage.persist(folder, metrics)
+            checkpoint, _ = self._trial.storage.persist(folder, metrics)
         return checkpoint
 
     def _keep_logs(self, *, publish: bool = False, at_end: bool = False) -> None:
@@ -202,51 +187,44 @@ class Coordinator:
 
         If that fails, the trial logs one warning: a log must not fail it, nor hide why it failed.
         """
-        assert self._storage is not None
-        chunks = self._group.take_logs()
+        trial, chunks = self._trial, self._group.take_logs()
         try:
             for chunk in chunks:
-                self._storage.append_log(chunk.rank, chunk.text)
+                trial.storage.append_log(chunk.rank, chunk.text)
             if publish or at_end:
-                self._storage.publish_logs(at_end=at_end)
+                trial.storage.publish_logs(at_end=at_end)
         except Exception as error:  # the storage may raise anything
-            if not self._has_warned_of_logs:
-                self._has_warned_of_logs = True
+            if not trial.has_warned_of_logs:
+                trial.has_warned_of_logs = True
                 logger.warning("the ranks' logs cannot be stored; this does not affect the trial: %r", error)
 
     def end_trial(self) -> None:
         """End the current trial; keep the workers for the next one if they can be reset."""
-        if not self._started:
-            return  # the trial has not begun: the workers are as they were
-        self._started = False
-        if self._reuse_workers:
-            problems = self._group.end_trial()
-        else:
-            problems = ["reuse_workers=False", *self._group.unwind()]
-        self._keep_logs(at_end=True)
-        self._release_storage()
-        self.replaced_because = problems
-        if problems:
-            self._replace_workers(problems)
+        if self._trial.is_running:
+            self._trial.is_running = False
+            if self._reuse_workers:
+                problems = self._group.end_trial()
+            else:
+                problems = ["reuse_workers=False", *self._group.unwind()]
+            self._keep_logs(at_end=True)
+            self.replaced_because, self._workers_are_used = problems, True
+            if problems:
+                self._replace_workers(problems)
+        self._trial.storage.close()
 
     def _replace_workers(self, problems: list[str]) -> None:
-        self.replaced_because = problems
+        self.replaced_because, self._workers_are_used = problems, False
         self._group.close()
-        self._workers_have_function = False
         self._group.create()
 
     def close(self) -> None:
         """End the trial if it still runs, and the workers' processes; twice is harmless."""
         try:
-            if self._started:
+            if self._trial.is_running:
                 # So that the training function's `finally` blocks run, and its last output reaches the log.
                 self._group.unwind()
                 self._keep_logs(at_end=True)
         finally:
-            self._started = self._workers_have_function = False
+            self._trial.is_running = self._workers_are_used = False
             self._group.close()
-            self._release_storage()
-
-    def _release_storage(self) -> None:
-        if self._storage is not None:
-            self._storage.close()
+            self._trial.storage.close()

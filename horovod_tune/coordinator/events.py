@@ -5,12 +5,16 @@ from __future__ import annotations
 import queue
 import selectors
 import socket
-from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import CoordinatorChannel
+from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
+
+if TYPE_CHECKING:
+    from horovod_tune.coordinator.workers import Worker
 
 # A reply with its worker; a report with its trial's `TrialRequest.run`.
 Replies = list[tuple[Any, Future[Any]]]
@@ -41,28 +45,32 @@ class EventQueue:
 
         ref.future().add_done_callback(arrived)
 
-    def add_channels(self, channels: Iterable[CoordinatorChannel]) -> None:
-        for channel in channels:
-            self._selector.register(channel, selectors.EVENT_READ, channel)
+    def add_channel(self, worker: Worker) -> None:
+        """Receive reports through the worker's channel."""
+        assert worker.channel is not None
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def wait(self, timeout_s: float) -> tuple[Replies, Reports]:
         """Return what has arrived as soon as there is something, after ``timeout_s`` at the latest.
 
         Raises:
-            MalformedMessage: a rank sent something other than a report.
+            TrainingFailed: a rank sent something other than a report through its channel.
         """
         replies: Replies = []
         reports: Reports = []
         for key, _ in self._selector.select(timeout_s):
-            channel = key.data
-            if channel is None:
+            worker = key.data
+            if worker is None:
                 self._wakeup_r.recv(4096)
                 while not self._replies.empty():  # only this thread takes from it
                     replies.append(self._replies.get_nowait())
                 continue
-            reports += channel.receive()
-            if not channel.is_open:
-                self._selector.unregister(channel)
+            try:
+                reports += worker.channel.receive()
+            except MalformedMessage as error:
+                raise TrainingFailed(f"received a malformed message from {worker.name}: {error}") from error
+            if not worker.channel.is_open:
+                self._selector.unregister(key.fileobj)
         return replies, reports
 
     def close_channel(self, channel: CoordinatorChannel | None) -> None:
@@ -76,4 +84,4 @@ class EventQueue:
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._selector.unregister(key.fileobj)
-                key.data.close()
+                key.data.channel.close()

@@ -61,12 +61,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class WorldStatus:
-    """What `decide` needs to know about a world.
+    """What `decide` needs to know about a world that changes, or that has just lost a rank.
 
     Args:
         members: workers that are not lost.
         lost: ranks lost since the world began to change.
-        is_changing: True while the members leave the world.
         left: members that have left it and wait for the next one.
         ready: workers that have started and wait to join.
         elapsed_s: seconds since the world began to change.
@@ -77,7 +76,6 @@ class WorldStatus:
 
     members: int
     lost: int = 0
-    is_changing: bool = False
     left: int = 0
     ready: int = 0
     elapsed_s: float = 0.0
@@ -104,28 +102,26 @@ class Fail:
 
 
 def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
-    """Return what to do about a world.
+    """Return what to do about a world that has lost ranks, or whose members leave it for the next one.
 
     >>> fixed, elastic = Limits(60.0), Limits(60.0, min_workers=2, max_workers=3, wait_s=30.0)
     >>> decide(WorldStatus(members=2, lost=1), fixed)
     Fail(reason='')
-    >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=1), elastic)
+    >>> decide(WorldStatus(members=2, lost=1, left=1), elastic)
     <Action.WAIT: 1>
-    >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=2), elastic)
+    >>> decide(WorldStatus(members=2, lost=1, left=2), elastic)
     <Action.REFORM: 2>
-    >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=1, elapsed_s=61.0), elastic)
+    >>> decide(WorldStatus(members=2, lost=1, left=1, elapsed_s=61.0), elastic)
     <Action.ABANDON: 3>
-    >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1), elastic)
+    >>> decide(WorldStatus(members=1, lost=2, left=1), elastic)
     <Action.WAIT: 1>
-    >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1, ready=1), elastic)
+    >>> decide(WorldStatus(members=1, lost=2, left=1, ready=1), elastic)
     <Action.REFORM: 2>
-    >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1, elapsed_s=31.0), elastic).reason[:21]
+    >>> decide(WorldStatus(members=1, lost=2, left=1, elapsed_s=31.0), elastic).reason[:21]
     '1 rank(s) are left, m'
     """
     if now.lost and (not limits.is_elastic or now.has_returned or not now.members):
         return Fail()  # a rank whose function has returned forms no world with the others
-    if not now.is_changing:
-        return Action.WAIT
     if now.left < now.members:
         return Action.WAIT if now.elapsed_s <= limits.timeout_s else Action.ABANDON
     if now.has_stalled and not now.lost:

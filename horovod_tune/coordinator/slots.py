@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune import ray_compat
 from horovod_tune.coordinator import actor_processes
-from horovod_tune.coordinator.backend_protocol import ElasticLauncher
+from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits, backoff_s
 from horovod_tune.coordinator.workers import Worker
 
@@ -28,7 +28,7 @@ class Slots:
     ``limits.max_workers`` is the number of slots.
     """
 
-    def __init__(self, launcher: ElasticLauncher, limits: Limits) -> None:
+    def __init__(self, launcher: Launcher, limits: Limits) -> None:
         self.limits = limits
         self._launcher = launcher
         self._draining: set[str] = set()
@@ -67,15 +67,10 @@ class Slots:
                 del self._due[slot]
                 self._start(slot, elsewhere=elsewhere, again=True)
         for worker in list(self._joining):
-            if worker.loaded is None:
-                worker.loaded = worker.actor.load.remote()
-            refs = [worker.description, worker.loaded]
-            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-            if len(done) < len(refs):
-                continue
             try:
-                worker.info = ray.get(worker.description)
-                ray.get(worker.loaded)
+                worker.info = ray.get(worker.description, timeout=0)
+            except GetTimeoutError:
+                continue
             except RayError:
                 self.restart_later(worker)
         return [worker for worker in self._joining if worker.info is not None]

@@ -19,7 +19,6 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
-from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.events import EventQueue
@@ -52,7 +51,7 @@ class WorkerGroup:
     """The workers, which run one trial after another.
 
     Args:
-        launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
+        launcher: starts the actors and assigns their ranks.
         limits: how long the group waits, and how many workers it may have.
     """
 
@@ -67,14 +66,12 @@ class WorkerGroup:
         self.world.forget_trial()
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
-        self._returned: set[int] = set()
+        # The ranks that had returned by the previous poll of rank 0.
         self._returned_before: set[int] = set()
         # The names in the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
-        # The acknowledgement to send next.
-        self._next_ack: tuple[int, CheckpointPlace | None] | None = None
-        # The newest one is part of every acknowledgement, since Ray's calls may arrive out of order.
-        self._checkpoint: CheckpointPlace | None = None
+        # The index of the report that `next_event` returned last.
+        self._reported = 0
 
     @property
     def workers(self) -> list[Worker]:
@@ -86,18 +83,6 @@ class WorkerGroup:
         """The host of each rank, by rank; empty until the workers have their ranks."""
         by_rank = {rank: worker.info.host for worker in self.workers if worker.info for rank in worker.ranks}
         return dict(sorted(by_rank.items()))
-
-    @property
-    def change_metrics(self) -> dict[str, Any]:
-        """The metrics that describe the changes of an elastic trial's world."""
-        if not self.world.limits.is_elastic:
-            return {}
-        changes = self.world.changes
-        return {
-            "world_changes": len(changes),
-            "world_change": changes[-1] if changes else "",
-            "world_change_s": round(self.world.change_s, 3),
-        }
 
     @property
     def _has_ranks(self) -> bool:
@@ -121,45 +106,42 @@ class WorkerGroup:
         self._run += 1
         self.world.begin(replace(request, run=self._run))
 
-    def next_event(self) -> Report | Finished:
+    def next_event(self, checkpoint: CheckpointPlace | None = None) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
+
+        The previous report, whose checkpoint is stored at ``checkpoint``, is acknowledged first.
 
         Raises:
             TrainingFailed: a rank raised, died, stopped responding or lost the others.
         """
-        self._send_ack()
+        if self._reported:
+            self._acknowledge(self._reported, checkpoint)
         entered = time.monotonic()
         while True:
             if self._reports:
-                return self._reports.pop(0)
+                report = self._reports.pop(0)
+                self._reported = report.index
+                return report
             if self.world.failures:
-                raise self._failed(self.world.failures)
+                raise self._failed()
             if not self.world.running:
                 return Finished(0)
             self._listen(self.world.tick_s)
             self.world.advance(entered)
 
-    def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
-        """Acknowledge report ``index`` on every rank when `next_event` is called again."""
-        self._next_ack = (index, replace(checkpoint, report=index) if checkpoint else None)
-
-    def _send_ack(self) -> None:
-        if self._next_ack is None:
-            return
-        (index, checkpoint), self._next_ack = self._next_ack, None
-        self._checkpoint = checkpoint or self._checkpoint
-        self.world.record_checkpoint(self._checkpoint)
+    def _acknowledge(self, index: int, checkpoint: CheckpointPlace | None) -> None:
+        if checkpoint is not None:
+            self.world.checkpoint = replace(checkpoint, report=index)
+        # The newest checkpoint is part of every acknowledgement, since Ray's calls may arrive out of order.
+        newest = self.world.checkpoint
         for worker in self.workers:
             channel = worker.channel
-            if channel is None or not channel.acknowledge(self._run, index, self._checkpoint):
-                worker.actor.proceed.remote(index, self._checkpoint)
+            if channel is None or not channel.acknowledge(self._run, index, newest):
+                worker.actor.acknowledge.remote(index, newest)
 
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
-        try:
-            replies, reports = self._events.wait(wait_s)
-        except MalformedMessage as error:
-            raise TrainingFailed(f"received a malformed message on a rank's socket: {error}") from error
+        replies, reports = self._events.wait(wait_s)
         # Reports first: they were sent before the replies that were received in the same wait.
         for run, report in reports:
             if run == self._run:
@@ -183,11 +165,10 @@ class WorkerGroup:
                     self._record_report(message)
                 case Finished(rank=rank):
                     worker.running.discard(rank)
-                    self._returned.add(rank)
-                    self.world.has_returned = True
+                    self.world.returned.add(rank)
                     if rank == 0:  # the other ranks must not wait for it in further reports
                         for each in self.workers:
-                            each.actor.proceed.remote(math.inf, self._checkpoint)
+                            each.actor.acknowledge.remote(math.inf, self.world.checkpoint)
                 case Failed(rank=rank):
                     worker.running.discard(rank)
                     self.world.failures.append(message)
@@ -201,7 +182,7 @@ class WorkerGroup:
                 case _:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
-            self._returned_before = set(self._returned)
+            self._returned_before = set(self.world.returned)
 
     def _record_report(self, report: Report) -> None:
         self._reports.append(report)
@@ -223,13 +204,14 @@ class WorkerGroup:
         logs, self._logs = self._logs, []
         return [chunk for chunk in logs if chunk.text]
 
-    def _failed(self, first: list[Failed]) -> TrainingFailed:
+    def _failed(self) -> TrainingFailed:
         """Find the cause, and collect the other ranks' output before they are ended.
 
         A rank that has lost contact with the others is a symptom, not the cause. Every worker must reply at
         once; if no other cause is known, one that does not is the cause.
         """
-        first += [each for each in self.world.end_trial() if each not in first]
+        self.world.end_trial()
+        found = self.world.failures  # which grows while the group listens
         began, asked, prompt_s = time.monotonic(), len(self._logs), self.world.limits.prompt_s
         self.world.poll_all()
         for worker in self.workers:
@@ -239,23 +221,23 @@ class WorkerGroup:
             waited_s = time.monotonic() - began
             have_answered = {chunk.rank for chunk in self._logs[asked:]}
             missing = [each for each in self.workers if each.running and not have_answered & set(each.ranks)]
-            is_known = not failures.needs_cause(first) or waited_s >= ROOT_CAUSE_WAIT_S
+            is_known = not failures.needs_cause(found) or waited_s >= ROOT_CAUSE_WAIT_S
             if (is_known and not missing) or waited_s >= prompt_s:
                 break
             self._listen(0.1)
-        if failures.needs_cause(first):
+        if failures.needs_cause(found):
             for worker in missing:
                 self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")
         stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
-        first = failures.add_awaited_ranks(
-            first,
+        found = failures.add_awaited_ranks(
+            found,
             self._awaited,
             self.hosts,
             running=self.world.running,
-            returned=self._returned,
+            returned=self.world.returned,
             stacks=stacks,
         )
-        error = TrainingFailed(failures.explain(first, world_size=self.world.size))
+        error = TrainingFailed(failures.explain(found, world_size=self.world.size))
         error.lost_nodes = tuple(self.world.lost_nodes)
         return error
 

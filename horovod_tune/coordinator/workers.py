@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.events import EventQueue
@@ -29,7 +29,6 @@ class Worker:
         slot: the index of its slot in the trial.
         elsewhere: True if it is not on the host that the trial first had for that slot, which is draining.
         description: the reply to `describe`, as an ObjectRef.
-        loaded: the reply to `load`, as an ObjectRef; None if it was not called.
         info: its node and process; None until they are known.
         ranks: empty until they are assigned.
         channel: None if it has no socket to this process.
@@ -42,7 +41,6 @@ class Worker:
         self.actor = actor
         self.slot = slot
         self.elsewhere = elsewhere
-        self.loaded: Any = None
         self.info: WorkerInfo | None = None
         self.ranks: tuple[int, ...] = ()
         self.channel: CoordinatorChannel | None = None
@@ -89,7 +87,7 @@ class Worker:
         now = time.monotonic()
         if self.is_polled and not self.is_reply_requested and now - self._requested_s >= every_s:
             self.is_reply_requested, self._requested_s, self._due_s = True, now, min(self._due_s, now)
-            self.actor.send_logs.remote()
+            self.actor.reply_now.remote()
 
     def overdue_s(self, listening_since: float) -> float:
         """Return by how many seconds the worker's reply is overdue, 0 if it is not.
@@ -102,54 +100,52 @@ class Worker:
         return max(0.0, time.monotonic() - max(self._due_s, listening_since))
 
 
+def replies_to(calls: Sequence[Any], timeout_s: float) -> list[Any]:
+    """Return each call's reply, or the RayError with which it failed: GetTimeoutError if it took too long."""
+    if calls:
+        ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
+    replies: list[Any] = []
+    for call in calls:
+        try:
+            replies.append(ray.get(call, timeout=0))
+        except RayError as error:
+            replies.append(error)
+    return replies
+
+
 def call_all(
-    workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, timeout_s: float, times: int = 1
+    workers: Sequence[Worker], calls: Sequence[Any], doing: str, *, timeout_s: float, times: int = 1
 ) -> list[Any]:
-    """Return every worker's reply; ``refs`` are in the order of ``workers``, ``doing`` is for errors.
+    """Return every worker's reply; ``calls`` are in the order of ``workers``, ``doing`` is for errors.
 
     Raises:
         StartFailed: a worker did not answer within ``times`` times `start_timeout_s`, or died.
     """
     once_s = start_timeout_s(timeout_s, len(workers))
-    missing: list[Worker] = []
     for waited in range(1, times + 1):
-        try:
-            return ray.get(list(refs), timeout=once_s)
-        except GetTimeoutError:
-            ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0])
-            missing = [worker for worker, ref in zip(workers, refs, strict=True) if ref not in ready]
-        except RayActorError as error:
-            dead = [worker for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]
+        replies = replies_to(calls, once_s)
+        failed = {
+            worker: each for worker, each in zip(workers, replies, strict=True) if isinstance(each, RayError)
+        }
+        if not failed:
+            return replies
+        late = [worker for worker, error in failed.items() if isinstance(error, GetTimeoutError)]
+        if len(late) < len(failed):
+            dead = [worker for worker in failed if worker not in late]
+            error = failed[dead[0]]
             raise StartFailed(f"{_names(dead)} died when asked {doing}: {error}") from error
         if waited < times:
             logger.warning(
                 "%d of %d training actors have taken longer than %g s %s; they have %g s more: %s",
-                *(len(missing), len(refs), waited * once_s, doing, (times - waited) * once_s),
-                _names(missing),
+                *(len(late), len(calls), waited * once_s, doing, (times - waited) * once_s),
+                _names(late),
             )
     multiplied = f"{times} times " if times > 1 else ""
     raise StartFailed(
-        f"{len(missing)} of {len(refs)} training actors took longer than {times * once_s:g} s {doing} ("
-        f"{multiplied}timeout_s={timeout_s:g} s and {START_S_PER_WORKER} s for each actor): {_names(missing)}"
+        f"{len(late)} of {len(calls)} training actors took longer than {times * once_s:g} s {doing} ("
+        f"{multiplied}timeout_s={timeout_s:g} s and {START_S_PER_WORKER} s for each actor): {_names(late)}"
     )
 
 
 def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(worker.name for worker in workers)
-
-
-def without_reply(workers: Sequence[Worker], timeout_s: float) -> list[Worker]:
-    """Return the workers that have died, or do not answer within ``timeout_s``."""
-    refs = [worker.actor.describe.remote() for worker in workers]
-    ready = set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0])
-    return [worker for worker, ref in zip(workers, refs, strict=True) if ref not in ready or _has_died(ref)]
-
-
-def _has_died(ref: Any) -> bool:
-    try:
-        ray.get(ref, timeout=0)
-    except RayActorError:
-        return True
-    except RayError:  # no reply yet, or its method raised
-        return False
-    return False

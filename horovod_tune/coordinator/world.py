@@ -20,17 +20,14 @@ from ray.exceptions import GetTimeoutError, RayError
 from horovod_tune import errors as error_text
 from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator import failures as failure_texts
+from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
-from horovod_tune.coordinator.workers import Worker, call_all, without_reply
+from horovod_tune.coordinator.workers import Worker, call_all, replies_to
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
+from horovod_tune.messages import Assignment, CheckpointPlace, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
-
-# If the copies for all workers have this many bytes or more, a request goes through Ray's object store, once
-# per host.
-SHARED_REQUEST_BYTES = 1_000_000
 
 
 @dataclass
@@ -53,25 +50,22 @@ class World:
     """The members of a trial's world, which later trials reuse, and the workers that will join it.
 
     Args:
-        launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
+        launcher: starts the actors and assigns their ranks.
         limits: how many members the world may have, and how long it waits.
         events: where the replies to polls arrive.
     """
 
-    def __init__(self, launcher: Any, limits: Limits, events: EventQueue) -> None:
+    def __init__(self, launcher: Launcher, limits: Limits, events: EventQueue) -> None:
         self.members: list[Worker] = []
         self.limits = limits
         self.size = 0
         self._launcher = launcher
         self._events = events
         self.slots = Slots(launcher, limits)
-        self._function: bytes | None = None
         self.forget_trial()
 
     def forget_trial(self) -> None:
         """Reset the counters for the next trial."""
-        # True when the trial has ended: losses are only recorded.
-        self._has_ended = False
         self.number = 0
         # The ranks whose loss ends the trial.
         self.failures: list[Failed] = []
@@ -80,9 +74,14 @@ class World:
         self.changes: list[str] = []
         # How long the last change took, from the loss of the world to the first report of the next one.
         self.change_s = 0.0
-        self.has_returned = False
+        # The ranks whose training function has returned.
+        self.returned: set[int] = set()
         self._change: _Change | None = None
+        # None before and after the trial: losses are then only recorded.
         self._request: TrialRequest | None = None
+        # What workers that join start from: the number of reports, and the newest checkpoint.
+        self._reports = 0
+        self.checkpoint: CheckpointPlace | None = None
         self._worlds_without_report = 0
         self._without_world_since: float | None = None
         self._forget_offers()
@@ -97,9 +96,15 @@ class World:
         return {rank for worker in self.members for rank in worker.running}
 
     @property
-    def lost(self) -> list[Failed]:
-        """The ranks that were lost during the change in progress."""
-        return self._change.lost if self._change is not None else []
+    def change_metrics(self) -> dict[str, Any]:
+        """The metrics that describe the changes of an elastic trial's world."""
+        if not self.limits.is_elastic:
+            return {}
+        return {
+            "world_changes": len(self.changes),
+            "world_change": self.changes[-1] if self.changes else "",
+            "world_change_s": round(self.change_s, 3),
+        }
 
     def create(self) -> None:
         """Start the workers, without waiting for them."""
@@ -118,7 +123,9 @@ class World:
             except StartFailed:
                 if not self.limits.is_elastic:
                     raise
-                lost = without_reply(self.members, self.limits.prompt_s)
+                calls = [worker.actor.describe.remote() for worker in self.members]
+                replies = zip(self.members, replies_to(calls, self.limits.prompt_s), strict=True)
+                lost = [worker for worker, reply in replies if isinstance(reply, RayError)]
                 remaining = [each for each in self.members if each not in lost]
                 if not lost or not self.limits.can_continue_with(len(remaining)):
                     raise
@@ -131,36 +138,34 @@ class World:
         infos = call_all(members, descriptions, "to start", timeout_s=timeout_s, times=PROCESS_START_FACTOR)
         for worker, info in zip(members, infos, strict=True):
             worker.info = info
-        assignments = self._launcher.assign([worker.actor for worker in members], infos)
-        calls = [worker.actor.assign.remote(each) for worker, each in zip(members, assignments, strict=True)]
+        calls = [worker.actor.assign.remote(each) for worker, each in self._assign_ranks(members)]
         call_all(members, calls, "to take their ranks", timeout_s=timeout_s)
-        self._take_ranks(members, assignments)
         self._connect(members)
 
-    def _take_ranks(self, workers: Sequence[Worker], assignments: Sequence[Assignment]) -> None:
+    def _assign_ranks(self, workers: Sequence[Worker], **options: Any) -> list[tuple[Worker, Assignment]]:
+        infos = [worker.info for worker in workers if worker.info is not None]
+        assignments = self._launcher.assign([worker.actor for worker in workers], infos, **options)
         for worker, assignment in zip(workers, assignments, strict=True):
             worker.ranks = tuple(each.rank for each in assignment.rank_infos)
         self.size = sum(len(worker.ranks) for worker in workers)
+        return list(zip(workers, assignments, strict=True))
 
     def _connect(self, workers: Sequence[Worker]) -> None:
         """Open the channels of workers on this host; ``workers`` are in the order of the assignments."""
         channels = self._launcher.channels()
-        self._events.add_channels(channels.values())
         for number, worker in enumerate(workers):
             worker.channel = channels.get(number)
-            if worker not in self.members:  # lost meanwhile
-                self._events.close_channel(worker.channel)
+            if worker.channel is not None:
+                self._events.add_channel(worker)
+                if worker not in self.members:  # lost meanwhile
+                    self._events.close_channel(worker.channel)
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""
-        # Only the first request has the function; workers that join later need it too.
-        self._function = request.function or self._function
-        request = replace(request, is_elastic=self.limits.is_elastic)
-        self._request = replace(request, function=self._function)
+        self._request = request = replace(request, is_elastic=self.limits.is_elastic)
+        self.checkpoint = request.checkpoint
         members = list(self.members)
-        size = len(request.function) if request.function is not None else 0
-        shared = ray.put(request) if size * len(members) >= SHARED_REQUEST_BYTES else request
-        calls = [worker.actor.begin.remote(shared) for worker in members]
+        calls = [worker.actor.begin.remote(request) for worker in members]
         for worker in members:
             worker.running = set(worker.ranks)
         self._await(members, calls)
@@ -177,15 +182,11 @@ class World:
         """Wait until each worker has answered its call; treat those that do not as lost."""
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
-        if calls:
-            ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
-        for worker, call in zip(workers, calls, strict=True):
-            try:
-                ray.get(call, timeout=0)
-            except GetTimeoutError:
+        for worker, reply in zip(workers, replies_to(calls, timeout_s), strict=True):
+            if isinstance(reply, GetTimeoutError):
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"did not answer within {timeout_s:g} s")
-            except RayError as error:
-                self.record_death(worker, error)
+            elif isinstance(reply, RayError):
+                self.record_death(worker, reply)
 
     def record_death(self, worker: Worker, error: RayError) -> None:
         """Handle the loss of a worker whose actor is dead, according to Ray."""
@@ -202,9 +203,9 @@ class World:
         worker.is_polled = False
         self.lost_nodes.append(info.node_id)
         lost = [Failed(rank, info.host, kind, f"process {info.pid}: {text}") for rank in worker.ranks]
-        now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=self.has_returned)
-        if self._has_ended or isinstance(decide(now, self.limits), Fail):
-            self._fail([*self.lost, *lost])
+        now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=bool(self.returned))
+        if self._request is None or isinstance(decide(now, self.limits), Fail):
+            self._fail([*(self._change.lost if self._change is not None else []), *lost])
             return
         self._end_members([worker], wait=False)  # its host may not answer
         reason = f"{worker.name} {failure_texts.VERBS[kind]}"
@@ -216,7 +217,8 @@ class World:
                 self._change.reasons.clear()  # this loss is why others lost contact
             self._change.reasons.append(reason)
             self._break_world()
-        self.lost.extend(lost)
+        assert self._change is not None
+        self._change.lost += lost
         self.slots.record_lost(worker)
 
     def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
@@ -237,18 +239,14 @@ class World:
         if self._change is not None:
             self._change.lost = []
 
-    def _status(self, ready: int = 0) -> WorldStatus:
-        change = self._change
-        if change is None:
-            return WorldStatus(len(self.members), has_returned=self.has_returned)
+    def _status(self, change: _Change, ready: int) -> WorldStatus:
         return WorldStatus(
             members=len(self.members),
             lost=len(change.lost),
-            is_changing=True,
             left=len(change.left),
             ready=ready,
             elapsed_s=time.monotonic() - change.began,
-            has_returned=self.has_returned,
+            has_returned=bool(self.returned),
             has_stalled=change.stalled is not None,
             worlds_without_report=self._worlds_without_report + bool(change.lost or change.error),
         )
@@ -269,19 +267,17 @@ class World:
             if worker.overdue_s(listening_since) > limit_s:
                 source = "an immediate reply was requested" if worker.is_reply_requested else "timeout_s"
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"no heartbeat for {limit_s:g} s ({source})")
-        if not self.limits.is_elastic or self.failures or self._has_ended or not self.running:
+        if not self.limits.is_elastic or self.failures or self._request is None or not self.running:
             return
-        if not self.has_returned:
+        if not self.returned:
             self.slots.replace_draining(self.members)
         ready = self.slots.ready(self.members)
         self._offer_change_if_due(bool(ready))
-        self._act(decide(self._status(len(ready)), self.limits), ready)
+        if self._change is not None:
+            self._continue(self._change, ready)
 
-    def _act(self, action: Action | Fail, ready: Sequence[Worker]) -> None:
-        change = self._change
-        if change is None:
-            return
-        match action:
+    def _continue(self, change: _Change, ready: Sequence[Worker]) -> None:
+        match decide(self._status(change, len(ready)), self.limits):
             case Fail(reason=reason):
                 if change.error and reason:
                     reason += f" The last error of a rank was: {change.error}"
@@ -329,28 +325,19 @@ class World:
 
     def record_report(self, reports: int) -> None:
         """Record that rank 0 has made ``reports`` reports, so that this world works."""
-        assert self._request is not None
-        self._request = replace(self._request, reports=reports)
-        self._worlds_without_report = 0
+        self._reports, self._worlds_without_report = reports, 0
         if self._change is None and self._without_world_since is not None:
             self.change_s = time.monotonic() - self._without_world_since
             self._without_world_since = None
-
-    def record_checkpoint(self, checkpoint: Any) -> None:
-        """Record the newest checkpoint, which workers that join start from."""
-        if checkpoint is not None and self._request is not None:
-            self._request = replace(self._request, checkpoint=checkpoint)
 
     def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
         """Form the next world from the members, all of which have left the old one, and from ``joining``."""
         assert self._request is not None
         remaining, workers = list(self.members), [*self.members, *joining]
-        infos = [worker.info for worker in workers if worker.info is not None]
+        assert workers[0].info is not None
         try:
             # The oldest member becomes rank 0: it has the last commit.
-            assignments = self._launcher.assign(
-                [worker.actor for worker in workers], infos, first_node=infos[0].node_id
-            )
+            assigned = self._assign_ranks(workers, first_node=workers[0].info.node_id)
         except StartFailed as error:
             change.reasons.append(str(error))
             self._await(workers, [worker.actor.describe.remote() for worker in workers], self.limits.prompt_s)
@@ -363,15 +350,16 @@ class World:
         self._change = None
         self.slots.record_joined(joining)
         self.members = list(workers)
-        self._take_ranks(workers, assignments)
         for worker in workers:
             worker.running = set(worker.ranks)
-        request = replace(self._request, world_number=self.number)
+        request = replace(
+            self._request, world_number=self.number, reports=self._reports, checkpoint=self.checkpoint
+        )
         calls = [
             worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
             if worker in remaining
             else worker.actor.assign.remote(each)
-            for worker, each in zip(workers, assignments, strict=True)
+            for worker, each in assigned
         ]
         self._await(workers, calls)
         self._connect(workers)
@@ -398,7 +386,7 @@ class World:
         """
         must_leave = any(map(self.slots.must_leave, self.members))
         must_shrink = must_leave and self.slots.enough_remain(self.members)
-        if self._change is not None or self.has_returned or not (are_ready or must_shrink):
+        if self._change is not None or self.returned or not (are_ready or must_shrink):
             return
         self._others_were_ready |= are_ready
         now = time.monotonic()
@@ -421,7 +409,7 @@ class World:
 
         ``resources`` are its new resources, as in `TrialRequest`.
         """
-        if not self.limits.is_elastic or self.failures or self.has_returned or not self.running:
+        if not self.limits.is_elastic or self.failures or self.returned or not self.running:
             return False
         # Ray removes a placement group only as a whole, so no part of the trial's own can be released.
         if workers < self._launcher.placed_workers:
@@ -445,11 +433,11 @@ class World:
                 continue  # `advance` handles the loss
         return None
 
-    def end_trial(self) -> list[Failed]:
-        """Stop handling losses and changes; return the ranks that were lost in a change in progress."""
-        lost = self.lost
-        self._has_ended, self._change = True, None
-        return lost
+    def end_trial(self) -> None:
+        """End a change in progress, whose lost ranks are failures; later losses are only recorded."""
+        if self._change is not None:
+            self.failures += self._change.lost
+        self._request = self._change = None
 
     def close(self) -> None:
         """End every worker's process and wait until it is gone; twice is harmless."""

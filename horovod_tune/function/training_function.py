@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from horovod_tune.errors import SpecError, TrainingFunctionError
+from horovod_tune.function.variables import parts_of
 
 
 def unwrapped(func: Any) -> Any:
@@ -103,16 +104,11 @@ def _refuse_class(given: type, name: str) -> None:
 def _refuse_tunes_parameters(func: Any, name: str) -> None:
     # Tune's references into the object store are made for its own pickling: a rank that fetches them waits
     # forever, or is no Ray worker at all.
-    for cell in getattr(func, "__closure__", None) or ():
-        try:
-            kind = type(cell.cell_contents).__name__
-        except ValueError:
-            continue  # a name that is not bound yet
-        if kind == "_ParameterRegistry":
-            raise TrainingFunctionError(
-                f"{name} was made by ray.tune.with_parameters, whose objects ranks cannot fetch; use "
-                "horovod_tune.with_parameters instead, with the same arguments"
-            )
+    if any(type(part).__name__ == "_ParameterRegistry" for _, part in parts_of(func)):
+        raise TrainingFunctionError(
+            f"{name} was made by ray.tune.with_parameters, whose objects ranks cannot fetch; use "
+            "horovod_tune.with_parameters instead, with the same arguments"
+        )
 
 
 def _refuse_tunes_resources(func: Any, name: str) -> None:
@@ -137,14 +133,17 @@ RESOURCE_ARGUMENTS = (
 
 def _check_signature(func: Callable[..., Any], name: str) -> None:
     try:
+        own_signature = inspect.signature(unwrapped(func))
+    except ValueError:
+        return  # some functions written in C have no signature
+    try:
         signature = inspect.signature(func)
     except ValueError as error:
-        if isinstance(func, partial) and _has_signature(unwrapped(func)):
-            raise TrainingFunctionError(
-                f"{name}{inspect.signature(unwrapped(func))} cannot be called with what functools.partial "
-                f"binds ({', '.join([*map(repr, func.args), *func.keywords])}): {error}"
-            ) from None
-        return  # some functions written in C have no signature
+        assert isinstance(func, partial)
+        bound = ", ".join([*map(repr, func.args), *func.keywords])
+        raise TrainingFunctionError(
+            f"{name}{own_signature} cannot be called with what functools.partial binds ({bound}): {error}"
+        ) from None
     if "checkpoint_dir" in signature.parameters:
         raise TrainingFunctionError(
             f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "
@@ -157,11 +156,3 @@ def _check_signature(func: Callable[..., Any], name: str) -> None:
             f"func must be callable as {name}(config) with one positional argument, got "
             f"{name}{signature}: {error}. Bind further arguments with functools.partial or with_parameters."
         ) from None
-
-
-def _has_signature(func: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(func)
-    except ValueError:
-        return False
-    return True

@@ -68,7 +68,7 @@ class HorovodWorld(RankBackend):
             horovod_elastic.install()
             self._basics = hvd.is_initialized.__self__
 
-    def enter(self, world: RankInfo, name: str) -> None:
+    def enter(self, rank_info: RankInfo, name: str) -> None:
         """Do nothing: the training function's ``hvd.init()`` creates the world."""
 
     def end(self, *, has_returned: bool) -> None:

@@ -66,7 +66,7 @@ class TuneReporterCallback(TrainerCallback):
         if hasattr(getattr(optimizer, "optimizer", optimizer), "skip_synchronize"):
             return
         raise NotSynchronised(
-            f"this Trainer would train each of the {live.world.size} ranks by itself, on all of the "
+            f"this Trainer would train each of the {live.rank_info.size} ranks by itself, on all of the "
             f"data, and "
             "their models would drift apart. Before trainer.train() write:\n"
             "    from horovod_tune.integrations.transformers import distribute\n"
@@ -87,7 +87,7 @@ class TuneReporterCallback(TrainerCallback):
         metrics = newest_evaluation(state.log_history)
         # Horovod's ranks are each a world of its own to the Trainer: one that saves is enough, and they may
         # share a directory.
-        saves = self._checkpoint and (live.world.rank == 0 or args.world_size > 1)
+        saves = self._checkpoint and (live.rank_info.rank == 0 or args.world_size > 1)
         if not saves:
             live.report(metrics)
             return control
@@ -114,7 +114,7 @@ class TuneReporterCallback(TrainerCallback):
             return
         self._waiting = None
         # Ranks other than 0 need not have a checkpoint: where Accelerate joins them, the first one saves.
-        live.report(metrics, directory if live.world.rank == 0 else None)
+        live.report(metrics, directory if live.rank_info.rank == 0 else None)
 
 
 # An attribute of the arguments of a Trainer that `distribute` was given.
@@ -123,7 +123,7 @@ _MARK = "_distributed_by_horovod_tune"
 
 def _trains_by_itself(live: session.Session, args: TrainingArguments) -> bool:
     """Return True if each rank's Trainer takes itself for the only one: on Horovod's, without Accelerate."""
-    return live.committed is not None and live.world.size > 1 and args.world_size == 1
+    return live.committed is not None and live.rank_info.size > 1 and args.world_size == 1
 
 
 def distribute(trainer: Trainer) -> Trainer:

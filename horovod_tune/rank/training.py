@@ -90,17 +90,22 @@ class Training:
             function = cloudpickle.loads(self._function)
             self.own_package = str(getattr(function, "__module__", None) or "").partition(".")[0]
             self._call(function)
-            ending = Finished(self.session.world.rank)
+            ending = Finished(self.session.rank_info.rank)
         except StopTraining:
-            ending = Finished(self.session.world.rank, has_returned=False)
+            ending = Finished(self.session.rank_info.rank, has_returned=False)
         except BaseException as error:
             # The coordinator raises it. That includes SystemExit: the function has not finished.
             kind, text = FailureKind.RAISED, _own_traceback(error)
             with contextlib.suppress(Exception):  # the user's error may raise in its __str__
                 kind, more = self._describe_failure(error)
                 text += more + advice_on(error)
-            ending = Failed(self.session.world.rank, self._host, kind, encodable(text))
-        send_ending = _Once(self._send, ending)
+            ending = Failed(self.session.rank_info.rank, self._host, kind, encodable(text))
+        is_first = threading.Lock()
+
+        def send_ending() -> None:
+            if is_first.acquire(blocking=False):
+                self._send(ending)
+
         failed = isinstance(ending, Failed)
         timeout_s = FAILED_EXIT_HANDLERS_TIMEOUT_S if failed else EXIT_HANDLERS_TIMEOUT_S
         timer = threading.Timer(timeout_s, send_ending)
@@ -142,18 +147,6 @@ class Training:
         """Return True if the function can be called again: it commits, or has reported nothing."""
         live = self.session
         return live.request.is_elastic and (live.committed.has_committed or not live.has_reported)
-
-
-class _Once:
-    """Sends a message at the first call, from any thread."""
-
-    def __init__(self, send: Callable[[Message], None], message: Message) -> None:
-        self._send, self._message = send, message
-        self._first = threading.Lock()
-
-    def __call__(self) -> None:
-        if self._first.acquire(blocking=False):
-            self._send(self._message)
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:

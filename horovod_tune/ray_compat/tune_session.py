@@ -77,7 +77,7 @@ class _TrialInfo:
         if name in self._OF_THE_TRIAL:
             return getattr(self._live.request, name)
         if name in self._OF_THE_RANK:
-            return getattr(self._live.world, self._OF_THE_RANK[name])
+            return getattr(self._live.rank_info, self._OF_THE_RANK[name])
         raise AttributeError(name)
 
     @property
@@ -165,7 +165,7 @@ def _set_up_mlflow_once(module: ModuleType) -> None:
     @wrap(module, "setup_mlflow")
     def setup_mlflow(original: Any, *args: Any, rank_zero_only: bool = True, **keywords: Any) -> Any:
         live = current()
-        if rank_zero_only and live is not None and live.world.rank != 0:
+        if rank_zero_only and live is not None and live.rank_info.rank != 0:
             return module._NoopModule()
         return original(*args, rank_zero_only=rank_zero_only, **keywords)
 

@@ -55,13 +55,13 @@ class Session:
     def __init__(
         self,
         request: TrialRequest,
-        world: RankInfo,
+        rank_info: RankInfo,
         *,
         send: Callable[[Report | NeedsWorld], None],
         fetch: Callable[[CheckpointPlace], Checkpoint],
     ) -> None:
         self.request = request
-        self.world = world
+        self.rank_info = rank_info
         self._pid = os.getpid()
         self._send = send
         self._fetch = fetch
@@ -99,7 +99,7 @@ class Session:
             raise self.world_error("report() in a world that has lost a rank")
         self.reports += 1
         self.has_reported = True
-        if self.world.rank == 0:
+        if self.rank_info.rank == 0:
             self._send(Report(self.reports, plain, path))
         with self._condition:
             # No timeout here: the coordinator releases every rank when the trial ends in any way, and
@@ -119,7 +119,7 @@ class Session:
             for report in due:
                 del self._stored[report]
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Release reports up to ``index``; ``checkpoint`` is where the newest one is stored."""
         with self._condition:
             self._released = max(self._released, index)
@@ -153,18 +153,18 @@ class Session:
         with self._condition:
             self._world_is_broken = True
             left = self.world_number
-        self._send(NeedsWorld(self.world.rank, encodable(error), encodable(stalled)))
+        self._send(NeedsWorld(self.rank_info.rank, encodable(error), encodable(stalled)))
         with self._condition:
             # No timeout here either: the coordinator forms the next world in time, or kills this process.
             self._condition.wait_for(lambda: self._stopped or self.world_number > left)
             if self._stopped:
                 raise StopTraining
 
-    def join_world(self, world: RankInfo, *, number: int, reports: int, resources: bytes) -> None:
+    def join_world(self, rank_info: RankInfo, *, number: int, reports: int, resources: bytes) -> None:
         """Join the next world of the trial, which has made ``reports`` reports so far."""
         self.request = replace(self.request, resources=resources)
         with self._condition:
-            self.world, self.world_number = world, number
+            self.rank_info, self.world_number = rank_info, number
             self.reports, self._released = reports, max(self._released, float(reports))
             self._world_is_broken = self.failed_unnoticed = False
             self._condition.notify_all()
@@ -178,7 +178,7 @@ class Session:
     @property
     def trial_world(self) -> TrialWorld:
         with self._condition:
-            return TrialWorld(self.world.rank, self.world.size, self.world_number)
+            return TrialWorld(self.rank_info.rank, self.rank_info.size, self.world_number)
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None if there is none."""
@@ -207,7 +207,7 @@ class Session:
     def _refuse_in_a_fork(self, caller: str) -> None:
         # A forked process has a copy of this session, but nothing receives its messages.
         if os.getpid() != self._pid:
-            raise NotInTraining(_child_process_error(caller, self.world.rank, self._pid))
+            raise NotInTraining(_child_process_error(caller, self.rank_info.rank, self._pid))
 
 
 # The sessions of this process, the newest last: on TPU v2 and v3, a process runs two ranks.
@@ -224,7 +224,7 @@ def activate(session: Session | None) -> None:
     if session is not None:
         _active.append(session)
     if _active:
-        os.environ[RANK_VARIABLE] = f"{_active[-1].world.rank}:{os.getpid()}"
+        os.environ[RANK_VARIABLE] = f"{_active[-1].rank_info.rank}:{os.getpid()}"
     else:
         os.environ.pop(RANK_VARIABLE, None)
 

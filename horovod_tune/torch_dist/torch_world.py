@@ -114,7 +114,7 @@ class TorchWorld(RankBackend):
             )
         return port
 
-    def enter(self, world: RankInfo, name: str) -> None:
+    def enter(self, rank_info: RankInfo, name: str) -> None:
         """Make the default group of world ``name``; return when every rank has made it.
 
         Raises:
@@ -123,7 +123,7 @@ class TorchWorld(RankBackend):
         """
         self._groups.drop()
         self._has_timed_out = False
-        self._groups.store = store = WorldStore(self._groups.dist, world, name)
+        self._groups.store = store = WorldStore(self._groups.dist, rank_info, name)
         try:
             with self._groups.sockets.forming():
                 store.connect(self._connect_timeout)

@@ -109,7 +109,8 @@ class HostActor:
         self._outbox = Outbox()
         self._restart_inactivity()
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
-        packed = cloudpickle.dumps(replace(request, parameters=self._share(request.parameters)))
+        function, parameters = ray.get(request.function), self._share(request.parameters)
+        packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
         place = {"node_id": self._node_id, "copies": self._copies}
         for rank in self._ranks:
             assert rank.info is not None, "assign() comes before begin()"
@@ -187,10 +188,10 @@ class HostActor:
         rank = next(each for each in running if each.ordinal == ordinal)
         self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
+    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         self._restart_inactivity()
         for rank in self._ranks:
-            rank.send("proceed", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))
+            rank.send("acknowledge", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))
 
     def stop_training(self) -> None:
         for rank in self._ranks:
@@ -206,7 +207,7 @@ class HostActor:
         """Return None: ranks of a TPU trial cannot commit."""
         return None
 
-    def send_logs(self) -> None:
+    def reply_now(self) -> None:
         self._send_output()
         for rank in self._ranks:
             self._outbox.put(LogChunk(rank.ordinal, b""))

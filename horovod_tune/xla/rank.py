@@ -127,7 +127,6 @@ class _Rank:
         self._host = socket.gethostname()
         self._enter_thread = runtime.enter_thread()
         self._training: Training | None = None
-        self._function = b""
         self._rank = self._run = 0
         self._baseline: Baseline | None = None
         self._node_id, self._copies = "", HostCopies()
@@ -158,9 +157,9 @@ class _Rank:
             case {"kind": "begin", "pickled_request": request, "world": world, "copies": copies}:
                 self._node_id, self._copies = message["node_id"], HostCopies(Path(copies))
                 self._begin(request, RankInfo(*world))
-            case {"kind": "proceed", "index": index, "pickled_checkpoint": checkpoint}:
+            case {"kind": "acknowledge", "index": index, "pickled_checkpoint": checkpoint}:
                 if self._training is not None:
-                    self._training.session.proceed(index, pickle.loads(checkpoint))
+                    self._training.session.acknowledge(index, pickle.loads(checkpoint))
             case {"kind": "stop"}:
                 if self._training is not None:
                     self._training.session.stop()
@@ -182,12 +181,10 @@ class _Rank:
             text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")
             self._send(Failed(world.rank, self._host, self._runtime.describe_failure(error)[0], text))
             return
-        if request.function is not None:
-            self._function = request.function
         self._rank, self._run = world.rank, request.run
         self._training = Training(
             Session(request, world, send=self._send, fetch=self._fetch),
-            self._function,
+            request.function,
             host=self._host,
             send=self._send,
             prepare=self._enter_thread,

@@ -45,24 +45,19 @@ def test_each_rank_sees_its_hosts_gpus_and_its_own_at_its_local_rank():
     assert visible == ["5,2", "0", "5,2"]
     for member, rank_info, devices in zip(members, rank_infos, visible, strict=True):
         assert devices.split(",")[rank_info.local_rank] == member.gpu_ids[0]
-
-
-def test_a_trial_without_gpus_leaves_cuda_visible_devices_alone():
-    members = [facts("a"), facts("a")]
-    assert ranks.visible_gpus(members, ranks.assign_ranks(["a", "a"], first_node="a")) == [None, None]
+    without = [facts("a"), facts("a")]
+    assert ranks.visible_gpus(without, ranks.assign_ranks(["a", "a"], first_node="a")) == [None, None]
 
 
 ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
 
 
-def test_on_one_host_collectives_stay_on_the_loopback():
-    choice = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=(), single_host=True)
-    assert choice == "lo"
-
-
-def test_nics_chooses_the_first_that_the_host_has():
-    choice = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=("ens1", "ib0"), single_host=False)
-    assert choice == "ib0"
+@pytest.mark.parametrize(
+    ("nics", "single_host", "chosen"), [((), True, "lo"), (("ens1", "ib0"), False, "ib0")]
+)
+def test_collectives_of_one_host_stay_on_the_loopback_and_nics_names_others(nics, single_host, chosen):
+    found = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=nics, single_host=single_host)
+    assert found == chosen
 
 
 @pytest.mark.parametrize(("nics", "node_ip"), [(("ens1",), "10.0.0.5"), ((), "10.0.0.77")])

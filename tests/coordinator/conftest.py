@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from fake_workers import REQUEST, Clock, Elastic, Group, Ref
+from fake_workers import REQUEST, Clock, FakeTrial, Prepare, Ref, do_nothing
 from ray.exceptions import GetTimeoutError
 
 from horovod_tune import ray_compat
@@ -65,35 +65,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def make(clock: Clock) -> Iterator[Callable[..., Group]]:
-    """Begin a trial on a group of fake workers, which must kill them when it is closed."""
-    made: list[Group] = []
-
-    def begin(size: int = 3, *, by_channel: bool = False) -> Group:
-        made.append(Group(clock, size, by_channel=by_channel))
-        made[-1].worker_group.begin(REQUEST)
-        return made[-1]
-
-    yield begin
-    for group in made:
-        group.worker_group.close()
-        assert group.launcher.is_closed
-        assert all(actor.called("kill") for actor in group.actors)
-
-
-@pytest.fixture
-def make_elastic(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Elastic]]:
-    """Begin an elastic trial on fake workers, all of which must be killed when it is closed."""
-    made: list[Elastic] = []
+def make(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeTrial]]:
+    """Begin a trial on fake workers, all of which must be killed when it is closed."""
+    made: list[FakeTrial] = []
     monkeypatch.setattr(
         ray_compat, "draining_nodes", lambda: {n for each in made for n in each.launcher.draining}
     )
 
-    def begin(size: int, *, min_workers: int, max_workers: int, **options: Any) -> Elastic:
-        made.append(Elastic(clock, size, min_workers=min_workers, max_workers=max_workers, **options))
+    def begin(size: int = 3, *, prepare: Prepare = do_nothing, **options: Any) -> FakeTrial:
+        made.append(FakeTrial(clock, size, **options))
+        prepare(made[-1].actors)
+        made[-1].group.begin(REQUEST)
         return made[-1]
 
     yield begin
     for trial in made:
         trial.group.close()
+        assert trial.launcher.is_closed
         assert all(actor.called("kill") for actor in trial.launcher.all_actors)

@@ -11,7 +11,6 @@ import itertools
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from ray.exceptions import ActorDiedError
 
 from horovod_tune.actors.ranks import assign_ranks
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.coordinator.backend_protocol import ElasticWorkerActor, WorkerActor
+from horovod_tune.coordinator.backend_protocol import WorkerActor
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed, TrainingFailed
@@ -27,16 +26,18 @@ from horovod_tune.messages import (
     Assignment,
     Failed,
     FailureKind,
+    Finished,
     LogChunk,
     Message,
     NeedsWorld,
-    RankInfo,
     Report,
     TrialRequest,
     WorkerInfo,
 )
 
 TIMEOUT_S = 60.0
+# How long a trial with fewer than min_workers waits for others.
+WAIT_S = 30.0
 REQUEST = TrialRequest("id", "name", "dir", "work", "experiment", {}, None)
 
 
@@ -76,25 +77,32 @@ class Ref:
 
 
 class FakeActor:
-    """A training actor with one rank. It replies to calls at once, except to `poll`: see `reply_to_poll`."""
+    """A training actor with one rank. It replies to calls at once, except to `poll`: see `reply_to_poll`.
 
-    protocol: type = WorkerActor
+    In an elastic trial it leaves its world as soon as `break_world` or `offer_change` is called.
+    """
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, number: int, launcher: FakeLauncher, slot: int, *, node: str = "") -> None:
+        self.rank, self.slot = number, slot
         self.calls: list[tuple[Any, ...]] = []
-        self.is_dead = self.is_suspended = False
+        self.is_dead = self.is_suspended = self.has_left = False
+        node = node or f"node {slot // launcher.slots_per_host}"
         # The replies to calls other than `poll`, or functions that return them; the default is None.
         self.replies: dict[str, Any] = {
-            "describe": WorkerInfo(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
+            "describe": WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0),
             "reset": [],
-            "send_logs": lambda: self.reply_to_poll(LogChunk(rank, b"")),
+            "reply_now": lambda: self.reply_to_poll(LogChunk(self.rank, b"")),
+            "break_world": self.leave_world,
+            "offer_change": self.leave_world,
+            "rejoin": self.join_world,
+            "can_restore": True,
         }
+        self._launcher = launcher
         self._queued_replies: list[Sequence[Message]] = []
         self._poll: Ref | None = None
 
     def __getattr__(self, name: str) -> Any:
-        signature = inspect.signature(getattr(self.protocol, name))
+        signature = inspect.signature(getattr(WorkerActor, name))
 
         def remote(*args: Any) -> Ref:
             signature.bind(self, *args)
@@ -133,14 +141,32 @@ class FakeActor:
         if self._poll is not None:
             self.reply_to_poll()
 
+    def leave_world(self) -> None:
+        if not self.has_left:
+            self.has_left = True
+            self.reply_to_poll(NeedsWorld(self.rank))
+            self._launcher.count_event("leave")
+
+    def join_world(self) -> None:
+        self.has_left = False
+        self._launcher.count_event("rejoin")
+
+    @property
+    def resources(self) -> bytes:
+        """The resources of the trial in the latest world."""
+        name, *arguments = [call for call in self.calls if call[0] in ("begin", "rejoin")][-1]
+        return arguments[0].resources if name == "begin" else arguments[3]
+
     def die(self) -> None:
         self.is_dead = True
+        self._launcher.alive.discard(self)
         if self._poll is not None:
             poll, self._poll = self._poll, None
             poll.reply.set_exception(ActorDiedError())
 
     def kill(self) -> None:
         """Record that the coordinator killed the actor."""
+        self._launcher.alive.discard(self)
         self.calls.append(("kill",))
 
     def suspend(self) -> None:
@@ -157,21 +183,82 @@ class FakeActor:
             poll.reply.set_result(list(self._queued_replies.pop(0)))
 
 
-class FakeLauncher:
-    """Starts fake actors with one rank each; with ``by_channel``, rank 0 has a channel."""
+Prepare = Callable[[list[FakeActor]], None]
 
-    def __init__(self, size: int, *, by_channel: bool) -> None:
-        self.actors = [FakeActor(rank) for rank in range(size)]
-        self.is_closed = False
+
+def do_nothing(actors: list[FakeActor]) -> None:
+    pass
+
+
+class FakeLauncher:
+    """Starts fake actors at once, unless `cluster_is_full`; ranks are consecutive on each host.
+
+    With ``by_channel``, rank 0 has a channel.
+    """
+
+    def __init__(
+        self, size: int, *, slots_per_host: int = 1, cluster_is_full: bool = False, by_channel: bool = False
+    ) -> None:
+        self.slots_per_host, self.cluster_is_full = slots_per_host, cluster_is_full
+        self.is_closed, self._by_channel = False, by_channel
         self.rank_ends: dict[int, socket.socket] = {}
-        self._by_channel = by_channel
+        self.all_actors: list[FakeActor] = []
+        self.alive: set[FakeActor] = set()
+        self.placed_workers = size
+        self.world = self.start()
+        # Called with the next actor that is created, and with every one.
+        self.on_create: Prepare = do_nothing
+        self.on_every_create: Prepare = do_nothing
+        self.abandoned, self.released = 0, list[int]()
+        self.draining: set[str] = set()
+        # After how many calls of leave_world ("leave") or rejoin the actor in the last slot dies.
+        self.dies_after: dict[str, int] = {}
+
+    def start(self) -> list[FakeActor]:
+        """Start the actors of all slots, which `create` returns."""
+        self.actors = [self._start(slot) for slot in range(self.placed_workers)]
+        return list(self.actors)
 
     def create(self) -> Sequence[Any]:
         return self.actors
 
-    def assign(self, workers: Sequence[Any], infos: Sequence[WorkerInfo]) -> Sequence[Assignment]:
-        size = len(workers)
-        return [Assignment((RankInfo(rank, size, 0, 1, rank, size),)) for rank in range(size)]
+    def _start(self, slot: int, **where: Any) -> FakeActor:
+        actor = FakeActor(len(self.all_actors), self, slot, **where)
+        self.all_actors.append(actor)
+        self.alive.add(actor)
+        return actor
+
+    def count_event(self, event: str) -> None:
+        if event in self.dies_after:
+            self.dies_after[event] -= 1
+            if self.dies_after[event] == 0:
+                del self.dies_after[event]
+                max(self.alive, key=lambda actor: (actor.slot, actor.rank)).die()
+
+    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> FakeActor:
+        actor = self._start(slot, **({"node": "node spare"} if elsewhere else {}))
+        actor.is_suspended = self.cluster_is_full
+        on_create, self.on_create = self.on_create, do_nothing
+        on_create([actor])
+        self.on_every_create([actor])
+        return actor
+
+    def abandon_world(self) -> None:
+        self.abandoned += 1
+
+    def release_slot(self, slot: int) -> None:
+        self.released.append(slot)
+
+    def assign(
+        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
+    ) -> Sequence[Assignment]:
+        if any(actor.is_dead for actor in workers):
+            raise StartFailed("rank 0 could not open a TCPStore: an actor has died")
+        rank_infos = assign_ranks([each.node_id for each in infos], first_node=first_node or "node 0")
+        for actor, rank_info in zip(workers, rank_infos, strict=True):
+            actor.rank = rank_info.rank
+        self.world = sorted(workers, key=lambda actor: actor.rank)
+        return [Assignment((each,)) for each in rank_infos]
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         if not self._by_channel:
@@ -188,172 +275,24 @@ class FakeLauncher:
             end.close()
 
 
-class Group:
-    """A worker group over fake workers."""
+class FakeTrial:
+    """A trial of a real worker group over fake workers; elastic if ``min_workers`` is given.
 
-    def __init__(self, clock: Clock, size: int = 3, *, by_channel: bool = False) -> None:
-        self.clock = clock
-        self.launcher = FakeLauncher(size, by_channel=by_channel)
-        self.actors = self.launcher.actors
-        self.worker_group = WorkerGroup(self.launcher, Limits(TIMEOUT_S))
-        self._send_heartbeats()
-
-    def _send_heartbeats(self) -> None:
-        for actor in self.actors:
-            actor.send_heartbeat()
-        self.clock.call_later(TIMEOUT_S / 4, self._send_heartbeats)
-
-
-def failed(rank: int, kind: FailureKind, text: str) -> Failed:
-    """Return the message with which a rank reports its failure."""
-    return Failed(rank, f"host{rank}", kind, text)
-
-
-def error_of(group: Group) -> str:
-    """Return the text of the error that the group raises next."""
-    with pytest.raises(TrainingFailed) as raised:
-        group.worker_group.next_event()
-    return str(raised.value)
-
-
-Prepare = Callable[["list[ElasticActor]"], None]
-
-
-def do_nothing(actors: list[ElasticActor]) -> None:
-    pass
-
-
-# How long a trial with fewer than min_workers waits for others.
-WAIT_S = 30.0
-
-
-class ElasticActor(FakeActor):
-    """An actor of an elastic trial: leaves its world as soon as `break_world` or `offer_change` is called."""
-
-    protocol = ElasticWorkerActor
-
-    def __init__(self, number: int, launcher: ElasticLauncher, slot: int, *, node: str = "") -> None:
-        super().__init__(number)
-        self._launcher, self.slot = launcher, slot
-        self.has_left = False
-        node = node or launcher.node_of(slot)
-        self.replies["describe"] = WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0)
-        for call in ("break_world", "offer_change"):
-            self.replies[call] = self.leave_world
-        self.replies["rejoin"] = self.join_world
-        self.replies["can_restore"] = True
-
-    def leave_world(self) -> None:
-        if not self.has_left:
-            self.has_left = True
-            self.reply_to_poll(NeedsWorld(self.rank))
-            self._launcher.count_event("leave")
-
-    def join_world(self) -> None:
-        self.has_left = False
-        self._launcher.count_event("rejoin")
-
-    def die(self) -> None:
-        self._launcher.alive.discard(self)
-        super().die()
-
-    def kill(self) -> None:
-        self._launcher.alive.discard(self)
-        super().kill()
-
-    @property
-    def resources(self) -> bytes:
-        """The resources of the trial in the latest world."""
-        calls = [call for call in self.calls if call[0] in ("begin", "rejoin")]
-        return calls[-1][1].resources if calls[-1][0] == "begin" else calls[-1][4]
-
-
-class ElasticLauncher(FakeLauncher):
-    """Starts actors at once, unless `cluster_is_full`; ranks are consecutive on each host."""
-
-    def __init__(self, size: int, *, slots_per_host: int = 1) -> None:
-        super().__init__(0, by_channel=False)
-        self.slots_per_host = slots_per_host
-        self.all_actors: list[ElasticActor] = []
-        self.alive: set[ElasticActor] = set()
-        self.actors: list[Any] = [self._start(slot) for slot in range(size)]
-        self.world = list(self.actors)
-        self.cluster_is_full = False
-        # Called with the next actor that is created, and with every one.
-        self.on_create: Prepare = do_nothing
-        self.on_every_create: Prepare = do_nothing
-        self.abandoned = 0
-        self.size, self.released = size, list[int]()
-        self.draining: set[str] = set()
-        # After how many calls of leave_world ("leave") or rejoin the actor in the last slot dies.
-        self.dies_after: dict[str, int] = {}
-
-    def node_of(self, slot: int) -> str:
-        return f"node {slot // self.slots_per_host}"
-
-    def _start(self, slot: int, **where: Any) -> ElasticActor:
-        actor = ElasticActor(len(self.all_actors), self, slot, **where)
-        self.all_actors.append(actor)
-        self.alive.add(actor)
-        return actor
-
-    def count_event(self, event: str) -> None:
-        if event in self.dies_after:
-            self.dies_after[event] -= 1
-            if self.dies_after[event] == 0:
-                del self.dies_after[event]
-                max(self.alive, key=lambda actor: (actor.slot, actor.rank)).die()
-
-    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> ElasticActor:
-        actor = self._start(slot, **({"node": "node spare"} if elsewhere else {}))
-        actor.is_suspended = self.cluster_is_full
-        on_create, self.on_create = self.on_create, do_nothing
-        on_create([actor])
-        self.on_every_create([actor])
-        return actor
-
-    def abandon_world(self) -> None:
-        self.abandoned += 1
-
-    @property
-    def placed_workers(self) -> int:
-        return self.size
-
-    def release_slot(self, slot: int) -> None:
-        self.released.append(slot)
-
-    def assign(
-        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
-    ) -> Sequence[Assignment]:
-        if any(actor.is_dead for actor in workers):
-            raise StartFailed("rank 0 could not open a TCPStore: an actor has died")
-        rank_infos = assign_ranks([each.node_id for each in infos], first_node=first_node or "node 0")
-        for actor, rank_info in zip(workers, rank_infos, strict=True):
-            actor.rank = rank_info.rank
-        self.world = sorted(workers, key=lambda actor: actor.rank)
-        return [Assignment((each,)) for each in rank_infos]
-
-
-class Elastic:
-    """An elastic trial on fake workers."""
+    ``options`` are those of `FakeLauncher`.
+    """
 
     def __init__(
         self,
         clock: Clock,
-        size: int,
+        size: int = 3,
         *,
-        min_workers: int,
-        max_workers: int,
-        cluster_is_full: bool = False,
-        slots_per_host: int = 1,
-        prepare: Prepare = do_nothing,
+        min_workers: int | None = None,
+        max_workers: int = 0,
+        **options: Any,
     ) -> None:
         self.clock, self.reports = clock, 0
-        self.launcher = ElasticLauncher(size, slots_per_host=slots_per_host)
-        self.launcher.cluster_is_full = cluster_is_full
+        self.launcher = FakeLauncher(size, **options)
         self.group = WorkerGroup(self.launcher, Limits(TIMEOUT_S, min_workers, max_workers, WAIT_S))
-        prepare(self.launcher.all_actors)
-        self.group.begin(replace(REQUEST, function=b"train"))
         self._send_heartbeats()
 
     def _send_heartbeats(self) -> None:
@@ -362,7 +301,13 @@ class Elastic:
         self.clock.call_later(TIMEOUT_S / 4, self._send_heartbeats)
 
     @property
-    def world(self) -> list[ElasticActor]:
+    def actors(self) -> list[FakeActor]:
+        """The actors that the trial starts with, by slot."""
+        return self.launcher.actors
+
+    @property
+    def world(self) -> list[FakeActor]:
+        """The actors of the latest world, by rank."""
         return self.launcher.world
 
     @property
@@ -392,7 +337,6 @@ class Elastic:
         self.report_in(20.0)
         event = self.group.next_event()
         assert isinstance(event, Report)
-        self.group.proceed(event.index, None)
         return event
 
     def settle(self) -> None:
@@ -401,3 +345,24 @@ class Elastic:
         while not self.is_settled:
             assert self.reports < end, "the live actors form no world"
             self.next_report()
+
+    def send(self, rank: int, *messages: Message, after_s: float = 0.0) -> None:
+        """Send messages of one of the first actors, in its reply to a poll, in ``after_s`` seconds."""
+        self.clock.call_later(after_s, lambda: self.actors[rank].reply_to_poll(*messages))
+
+    def finish(self, *, after_s: float = 0.0) -> None:
+        """Let the function return on every rank: on rank 0 at once, on the others in ``after_s`` seconds."""
+        for rank in range(len(self.actors)):
+            self.send(rank, Finished(rank), after_s=after_s if rank else 0.0)
+        assert self.group.next_event() == Finished(0)
+
+    def error(self) -> str:
+        """Return the text of the error that the group raises next."""
+        with pytest.raises(TrainingFailed) as raised:
+            self.group.next_event()
+        return str(raised.value)
+
+
+def failed(rank: int, kind: FailureKind, text: str) -> Failed:
+    """Return the message with which a rank reports its failure."""
+    return Failed(rank, f"host{rank}", kind, text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
-from fake_workers import REQUEST, Clock, FakeActor, Group, failed
+from fake_workers import REQUEST, Clock, FakeTrial, failed
 from ray.train._internal.storage import StorageContext
 
 from horovod_tune import ray_compat
@@ -23,8 +23,8 @@ class Trial:
     """A coordinator and its trial, with results in a folder, or in a simulated cloud."""
 
     def __init__(self, clock: Clock, folder: Path, *, in_cloud: bool) -> None:
-        self.group = Group(clock, 2)
-        self.actors = self.group.actors
+        self.workers = FakeTrial(clock, 2)
+        self.actors = self.workers.actors
         cloud: dict[str, Any] = {}
         if in_cloud:
             (folder / "bucket").mkdir()
@@ -37,7 +37,7 @@ class Trial:
             **cloud,
         )
         self.directory = Path(folder / "bucket" if in_cloud else "/", context.trial_fs_path)
-        self.coordinator = Coordinator(self.group.worker_group, b"function", reuse_workers=True)
+        self.coordinator = Coordinator(self.workers.group, reuse_workers=True)
         self.context = context
         self.next_trial()
         (folder / "made").mkdir()
@@ -91,15 +91,13 @@ def test_a_trial_that_is_stopped_in_its_report_leaves_its_workers_to_the_next(tr
     assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
     assert not trial.all_killed
     assert not any(actor.called("close_world") for actor in trial.actors)
-    functions = [request.function for actor in trial.actors for (request,) in actor.called("begin")]
-    assert functions == [b"function", None] * 2, "sent to new workers only"
 
 
 def test_without_reuse_workers_are_killed_and_the_last_output_of_a_stopped_trial_is_kept(
     trial: Trial,
 ) -> None:
     stop_at_once(trial)
-    trial.coordinator = Coordinator(trial.group.worker_group, b"function", reuse_workers=False)
+    trial.coordinator = Coordinator(trial.workers.group, reuse_workers=False)
     trial.next_trial()
     trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"), Report(1, {}))
     assert trial.coordinator.next_result()
@@ -114,28 +112,31 @@ def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_release
     trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
     with pytest.raises(OSError, match="trial"):
         trial.coordinator.next_result()
-    assert not any(actor.called("proceed") for actor in trial.actors)
+    assert not any(actor.called("acknowledge") for actor in trial.actors)
     trial.coordinator.close()
-    assert trial.all_killed and trial.group.launcher.is_closed
+    assert trial.all_killed and trial.workers.launcher.is_closed
 
 
-def test_a_pipe_in_a_checkpoint_is_an_error_of_rank_0(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        ("made", MetricsError, "rank 0 of 2 on host0 failed: the checkpoint .* holds 'pipe'"),
+        ("missing", OSError, "/missing"),
+    ],
+)
+def test_a_checkpoint_that_is_missing_or_holds_a_pipe_is_an_error(
+    trial: Trial, name: str, error: type[Exception], text: str
+) -> None:
     os.mkfifo(Path(trial.made, "pipe"))
-    trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
-    with pytest.raises(MetricsError, match=r"rank 0 of 2 on host0 failed: the checkpoint .* holds 'pipe'"):
-        trial.coordinator.next_result()
-
-
-def test_a_missing_checkpoint_is_an_error(trial: Trial) -> None:
-    trial.actors[0].reply_to_poll(Report(1, {}, "/nowhere/made"))
-    with pytest.raises(OSError, match="/nowhere/made"):
+    trial.actors[0].reply_to_poll(Report(1, {}, str(Path(trial.made).with_name(name))))
+    with pytest.raises(error, match=text):
         trial.coordinator.next_result()
 
 
 def test_logs_that_cannot_be_stored_hide_no_failure(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
     trial.make_storage_impossible()
     trial.actors[0].reply_to_poll(LogChunk(0, b"something\n"))
-    trial.group.clock.call_later(1.0, trial.actors[1].die)
+    trial.workers.clock.call_later(1.0, trial.actors[1].die)
     with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died") as raised:
         trial.coordinator.next_result()
     assert raised.value.lost_nodes == ("node 1",), "by which Tune learns of a preemption"
@@ -166,7 +167,7 @@ def send_a_malformed_message(trial: Trial) -> None:
 
 
 def suspend_a_rank(trial: Trial) -> None:
-    trial.group.clock.call_later(1.0, trial.actors[1].suspend)
+    trial.workers.clock.call_later(1.0, trial.actors[1].suspend)
 
 
 @pytest.mark.parametrize("end", [raise_on_both_ranks, send_a_malformed_message, suspend_a_rank])
@@ -177,7 +178,7 @@ def test_workers_of_a_failed_trial_are_killed_and_its_output_is_stored(
     end(trial)
     with pytest.raises(TrainingFailed):
         trial.coordinator.next_result()
-    assert trial.all_killed and trial.group.launcher.is_closed
+    assert trial.all_killed and trial.workers.launcher.is_closed
     assert (trial.directory / "rank_0.log").read_text().startswith("printed\n")
     trial.coordinator.end_trial()  # as Tune does after a failure: no effect
     assert [len(actor.called("kill")) for actor in trial.actors] == [1, 1]
@@ -189,8 +190,8 @@ def test_an_error_while_workers_are_killed_hides_no_failure(
     def fail() -> None:
         raise RuntimeError("Ray is gone")
 
-    monkeypatch.setattr(trial.group.worker_group, "close", fail)
-    trial.group.clock.call_later(1.0, trial.actors[1].die)
+    monkeypatch.setattr(trial.workers.group, "close", fail)
+    trial.workers.clock.call_later(1.0, trial.actors[1].die)
     with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died"):
         trial.coordinator.next_result()
     assert any("Ray is gone" in str(each.exc_info) for each in caplog.records)
@@ -202,18 +203,18 @@ def test_workers_that_cannot_be_stopped_are_killed(trial: Trial) -> None:
     trial.actors[1].reply_to_poll(b"no message")  # type: ignore[arg-type]
     with pytest.raises(TrainingFailed, match="malformed message"):
         trial.coordinator.close()
-    assert trial.all_killed and trial.group.launcher.is_closed
+    assert trial.all_killed and trial.workers.launcher.is_closed
 
 
 def new_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
     """Let the launcher create new workers next; the first one sends ``message``."""
 
-    def create() -> list[FakeActor]:
-        trial.group.actors = trial.group.launcher.actors = [FakeActor(rank) for rank in range(2)]
-        trial.group.actors[0].reply_to_poll(message)
-        return trial.group.actors
+    def create() -> Any:
+        actors = trial.workers.launcher.start()
+        actors[0].reply_to_poll(message)
+        return actors
 
-    monkeypatch.setattr(trial.group.launcher, "create", create)
+    monkeypatch.setattr(trial.workers.launcher, "create", create)
 
 
 def test_a_failed_start_is_an_error_and_the_next_trial_gets_new_workers(
@@ -247,7 +248,6 @@ def test_a_trial_that_fails_in_reused_workers_is_tried_again_in_new_ones(
     metrics, _ = trial.coordinator.next_result() or ({}, None)
     assert metrics["n"] == 2
     assert trial.all_killed
-    assert trial.group.actors[0].called("begin")[0][0].function == b"function"
     (line,) = [each.getMessage() for each in caplog.records if "tried again" in each.getMessage()]
     assert "already registered" in line and "reuse_workers=False" in line
 

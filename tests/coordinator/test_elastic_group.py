@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_workers import REQUEST, TIMEOUT_S, WAIT_S, Elastic, ElasticActor, failed
+from fake_workers import REQUEST, TIMEOUT_S, WAIT_S, FakeActor, FakeTrial, failed
 from ray.exceptions import ActorDiedError
 
 from horovod_tune.coordinator.policy import WORLDS_WITHOUT_REPORT
@@ -16,12 +15,7 @@ from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import FailureKind, Finished, NeedsWorld, Report
 
 
-@pytest.fixture
-def make(make_elastic: Callable[..., Elastic]) -> Callable[..., Elastic]:
-    return make_elastic
-
-
-def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[..., Elastic]) -> None:
+def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[..., FakeTrial]) -> None:
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True)
     assert trial.next_report().metrics == {"size": 3}
     trial.world[1].die()
@@ -31,7 +25,7 @@ def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[...,
     assert [actor.rank for actor in trial.world] == [0, 1], "ranks are assigned anew"
 
 
-def test_reports_are_counted_on_in_the_next_world(make: Callable[..., Elastic]) -> None:
+def test_reports_are_counted_on_in_the_next_world(make: Callable[..., FakeTrial]) -> None:
     trial = make(2, min_workers=1, max_workers=2, cluster_is_full=True)
     trial.next_report()
     first, other = trial.world
@@ -41,7 +35,7 @@ def test_reports_are_counted_on_in_the_next_world(make: Callable[..., Elastic]) 
 
 
 def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
-    make: Callable[..., Elastic],
+    make: Callable[..., FakeTrial],
 ) -> None:
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True)
     assert trial.next_report().metrics == {"size": 3}
@@ -55,7 +49,7 @@ def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
     assert hung.called("kill")
 
 
-def test_a_stalled_collective_fails_the_trial_if_no_rank_hangs(make: Callable[..., Elastic]) -> None:
+def test_a_stalled_collective_fails_the_trial_if_no_rank_hangs(make: Callable[..., FakeTrial]) -> None:
     trial = make(2, min_workers=1, max_workers=2)
     first = trial.world[0]
     first.has_left = True
@@ -67,7 +61,7 @@ def test_a_stalled_collective_fails_the_trial_if_no_rank_hangs(make: Callable[..
 
 
 def test_if_the_function_cannot_be_called_again_the_error_names_the_lost_rank(
-    make: Callable[..., Elastic],
+    make: Callable[..., FakeTrial],
 ) -> None:
     """It has reported but not committed, so its ranks fail when their world breaks."""
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True)
@@ -79,7 +73,7 @@ def test_if_the_function_cannot_be_called_again_the_error_names_the_lost_rank(
         trial.group.next_event()
 
 
-def test_a_scheduler_resizes_a_running_trial(make: Callable[..., Elastic]) -> None:
+def test_a_scheduler_resizes_a_running_trial(make: Callable[..., FakeTrial]) -> None:
     trial = make(2, min_workers=1, max_workers=2)
     first = list(trial.world)
     assert trial.group.world.resize(4, b"four")
@@ -93,7 +87,7 @@ def test_a_scheduler_resizes_a_running_trial(make: Callable[..., Elastic]) -> No
 
 
 @pytest.mark.parametrize("why", ["below its placement group", "nothing committed", "finished"])
-def test_a_resize_that_needs_a_restart_is_refused(make: Callable[..., Elastic], why: str) -> None:
+def test_a_resize_that_needs_a_restart_is_refused(make: Callable[..., FakeTrial], why: str) -> None:
     trial = make(2, min_workers=1, max_workers=2)
     trial.next_report()
     if why == "nothing committed":
@@ -106,7 +100,7 @@ def test_a_resize_that_needs_a_restart_is_refused(make: Callable[..., Elastic], 
     assert trial.group.world.changes == [] and len(trial.launcher.all_actors) == 2
 
 
-def test_fewer_than_min_workers_wait_for_others_and_then_fail(make: Callable[..., Elastic]) -> None:
+def test_fewer_than_min_workers_wait_for_others_and_then_fail(make: Callable[..., FakeTrial]) -> None:
     trial = make(2, min_workers=2, max_workers=2, cluster_is_full=True)
     trial.next_report()
     began = trial.clock.now
@@ -120,7 +114,7 @@ def test_fewer_than_min_workers_wait_for_others_and_then_fail(make: Callable[...
 
 
 def test_a_worker_that_starts_while_too_few_wait_lets_the_trial_continue(
-    make: Callable[..., Elastic],
+    make: Callable[..., FakeTrial],
 ) -> None:
     trial = make(2, min_workers=2, max_workers=2, cluster_is_full=True)
     trial.world[1].die()
@@ -135,7 +129,7 @@ def test_a_worker_that_starts_while_too_few_wait_lets_the_trial_continue(
 
 
 def test_worlds_that_break_repeatedly_without_a_report_fail_the_trial(
-    make: Callable[..., Elastic],
+    make: Callable[..., FakeTrial],
 ) -> None:
     trial = make(2, min_workers=1, max_workers=2)
 
@@ -149,7 +143,7 @@ def test_worlds_that_break_repeatedly_without_a_report_fail_the_trial(
         trial.group.next_event()
 
 
-def test_a_rank_that_does_not_leave_a_broken_world_is_lost_too(make: Callable[..., Elastic]) -> None:
+def test_a_rank_that_does_not_leave_a_broken_world_is_lost_too(make: Callable[..., FakeTrial]) -> None:
     trial = make(3, min_workers=1, max_workers=3, cluster_is_full=True)
     del trial.world[2].replies["break_world"]
     trial.world[1].die()
@@ -161,7 +155,7 @@ def test_a_rank_that_does_not_leave_a_broken_world_is_lost_too(make: Callable[..
     assert change == "rank 1 on host1 died; rank 2 on host2 hung"
 
 
-def test_a_suspended_rank_delays_the_next_world_by_seconds_only(make: Callable[..., Elastic]) -> None:
+def test_a_suspended_rank_delays_the_next_world_by_seconds_only(make: Callable[..., FakeTrial]) -> None:
     trial = make(3, min_workers=1, max_workers=3, cluster_is_full=True)
     trial.world[2].suspend()
     trial.world[1].die()
@@ -171,7 +165,7 @@ def test_a_suspended_rank_delays_the_next_world_by_seconds_only(make: Callable[.
     assert change == "rank 1 on host1 died; rank 2 on host2 stopped responding"
 
 
-def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., Elastic]) -> None:
+def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., FakeTrial]) -> None:
     """Ranks in `hvd.elastic.run` forget the first offers while they enter a world."""
     trial = make(2, min_workers=1, max_workers=2)
     first, offers = list(trial.world), 0
@@ -191,10 +185,10 @@ def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., Elasti
     assert trial.group.world.changes == ["more workers join"]
 
 
-def dies_in(call: str, which: int = 1) -> Callable[[list[ElasticActor]], None]:
+def dies_in(call: str, which: int = 1) -> Callable[[list[FakeActor]], None]:
     """Let actor ``which`` die in its next call of the method ``call``."""
 
-    def plan(actors: list[ElasticActor]) -> None:
+    def plan(actors: list[FakeActor]) -> None:
         def answer() -> None:
             actors[which].die()
             raise ActorDiedError
@@ -210,7 +204,7 @@ START_CALLS = ["describe", "assign", "begin"]
 @pytest.mark.parametrize("call", START_CALLS)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_trial_starts_without_a_rank_that_dies_during_the_start(
-    make: Callable[..., Elastic], call: str, which: int
+    make: Callable[..., FakeTrial], call: str, which: int
 ) -> None:
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True, prepare=dies_in(call, which=which))
     assert trial.next_report().metrics == {"size": 2}
@@ -219,7 +213,7 @@ def test_a_trial_starts_without_a_rank_that_dies_during_the_start(
 
 @pytest.mark.parametrize("call", START_CALLS)
 def test_a_start_with_too_few_ranks_fails_and_names_the_dead_ones(
-    make: Callable[..., Elastic], call: str
+    make: Callable[..., FakeTrial], call: str
 ) -> None:
     try:
         trial = make(3, min_workers=3, max_workers=3, cluster_is_full=True, prepare=dies_in(call))
@@ -230,7 +224,7 @@ def test_a_start_with_too_few_ranks_fails_and_names_the_dead_ones(
         trial.group.next_event()
 
 
-def test_a_worker_that_does_not_start_in_time_is_replaced(make: Callable[..., Elastic]) -> None:
+def test_a_worker_that_does_not_start_in_time_is_replaced(make: Callable[..., FakeTrial]) -> None:
     trial = make(
         3, min_workers=2, max_workers=3, cluster_is_full=True, prepare=lambda actors: actors[1].suspend()
     )
@@ -238,21 +232,19 @@ def test_a_worker_that_does_not_start_in_time_is_replaced(make: Callable[..., El
     assert trial.launcher.all_actors[1].called("kill")
 
 
-def test_a_reused_worker_that_died_before_the_next_trial_is_replaced(make: Callable[..., Elastic]) -> None:
+def test_a_reused_worker_that_died_before_the_next_trial_is_replaced(make: Callable[..., FakeTrial]) -> None:
     trial = make(3, min_workers=2, max_workers=3)
     for actor in trial.world:
         actor.reply_to_poll(Finished(actor.rank))
     assert isinstance(trial.group.next_event(), Finished)
     assert trial.group.end_trial() == []
     trial.world[1].die()
-    trial.group.begin(replace(REQUEST, function=None))
+    trial.group.begin(REQUEST)
     assert trial.next_report().metrics == {"size": 3}
-    (request,) = trial.launcher.all_actors[-1].called("begin")[0]
-    assert request.function == b"train", "sent to the new worker"
 
 
-@pytest.mark.parametrize("call", ["load", "assign", "begin"])
-def test_a_worker_that_dies_while_it_joins_is_replaced(make: Callable[..., Elastic], call: str) -> None:
+@pytest.mark.parametrize("call", START_CALLS)
+def test_a_worker_that_dies_while_it_joins_is_replaced(make: Callable[..., FakeTrial], call: str) -> None:
     trial = make(3, min_workers=1, max_workers=3, cluster_is_full=True)
     trial.launcher.on_create = dies_in(call, which=0)
     trial.launcher.cluster_is_full = False
@@ -262,7 +254,7 @@ def test_a_worker_that_dies_while_it_joins_is_replaced(make: Callable[..., Elast
     assert len(trial.launcher.all_actors) == 5, "the one that died and its replacement"
 
 
-def test_a_worker_that_dies_just_before_it_joins_is_replaced(make: Callable[..., Elastic]) -> None:
+def test_a_worker_that_dies_just_before_it_joins_is_replaced(make: Callable[..., FakeTrial]) -> None:
     trial = make(3, min_workers=1, max_workers=3)
     assign = trial.launcher.assign
 
@@ -278,10 +270,10 @@ def test_a_worker_that_dies_just_before_it_joins_is_replaced(make: Callable[...,
 
 
 def test_a_slot_whose_actors_die_at_the_start_is_retried_less_and_less_often(
-    make: Callable[..., Elastic],
+    make: Callable[..., FakeTrial],
 ) -> None:
     trial = make(2, min_workers=1, max_workers=2)
-    trial.launcher.on_every_create = dies_in("load", which=0)
+    trial.launcher.on_every_create = dies_in("describe", which=0)
     trial.world[1].die()
     for _ in range(10):
         assert trial.next_report().metrics == {"size": 1}
@@ -290,7 +282,7 @@ def test_a_slot_whose_actors_die_at_the_start_is_retried_less_and_less_often(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_after_random_losses_the_trial_continues_or_fails_in_time(
-    make: Callable[..., Elastic], seed: int
+    make: Callable[..., FakeTrial], seed: int
 ) -> None:
     rng = random.Random(seed)
     max_workers = rng.randrange(1, 6)
@@ -300,7 +292,7 @@ def test_after_random_losses_the_trial_continues_or_fails_in_time(
         max_workers=max_workers,
     )
     for number in range(rng.randrange(12)):
-        what = rng.choice([ElasticActor.die, ElasticActor.die, ElasticActor.suspend])
+        what = rng.choice([FakeActor.die, FakeActor.die, FakeActor.suspend])
         trial.clock.call_later(
             number * 10 + rng.uniform(0, 30), lambda what=what: what(rng.choice(trial.launcher.all_actors))
         )

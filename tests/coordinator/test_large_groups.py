@@ -1,59 +1,26 @@
-"""Large worker groups have a longer start timeout, and send a function and reports less often."""
+"""Large worker groups have a longer start timeout, and calls of Ray only for ranks on other hosts."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import ray
-from fake_workers import REQUEST, TIMEOUT_S, Clock, Group
+from fake_workers import REQUEST, TIMEOUT_S, Clock, FakeTrial
 from processes import run_python
 
 
-def start_late(group: Group, seconds: float) -> None:
-    """Let the last actor of a group reply to `describe` after ``seconds``."""
-    description = group.worker_group.workers[-1].description
-    info = group.actors[-1].replies["describe"]
-    group.clock.call_later(seconds, lambda: description.reply.set_result(info))
-
-
-def begin_with_a_late_start(clock: Clock, size: int, seconds: float) -> Group:
-    group = Group(clock, size)
-    group.actors[-1].suspend()
-    group.worker_group.create()
-    group.actors[-1].resume()
-    start_late(group, seconds)
-    group.worker_group.begin(REQUEST)
-    return group
-
-
 def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
-    group = begin_with_a_late_start(clock, 512, TIMEOUT_S + 100.0)
-    assert len(group.worker_group.hosts) == 512
-    group.worker_group.close()
-
-
-@pytest.mark.parametrize(("size", "stored"), [(4, 0), (512, 1)])
-def test_a_function_for_many_ranks_is_stored_once(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, size: int, stored: int
-) -> None:
-    put: list[object] = []
-
-    def remember(value: object) -> str:
-        put.append(value)
-        return "a reference"
-
-    monkeypatch.setattr(ray, "put", remember)
-    group = Group(clock, size)
-    group.worker_group.begin(replace(REQUEST, function=bytes(10_000)))
-    assert len(put) == stored
-    given = [request for actor in group.actors for (request,) in actor.called("begin")]
-    assert len(given) == size
-    if stored:
-        assert set(given) == {"a reference"}
-    group.worker_group.close()
+    trial = FakeTrial(clock, 512)
+    last = trial.actors[-1]
+    last.suspend()
+    trial.group.create()
+    last.resume()
+    late = trial.group.workers[-1].description.reply
+    clock.call_later(TIMEOUT_S + 100.0, lambda: late.set_result(last.replies["describe"]))
+    trial.group.begin(REQUEST)
+    assert len(trial.group.hosts) == 512
+    trial.group.close()
 
 
 REPOSITORY = Path(__file__).parents[2]

@@ -7,17 +7,17 @@ import random
 from collections.abc import Callable
 
 import pytest
-from fake_workers import Elastic
+from fake_workers import FakeTrial
 
 SLOTS = 8  # per host
 
 
 @pytest.fixture
-def make(make_elastic: Callable[..., Elastic]) -> Callable[..., Elastic]:
+def make(make: Callable[..., FakeTrial]) -> Callable[..., FakeTrial]:
     def begin(
         size: int, *, min_workers: int = 1, max_workers: int | None = None, cluster_is_full: bool = False
-    ) -> Elastic:
-        trial = make_elastic(
+    ) -> FakeTrial:
+        trial = make(
             size,
             min_workers=min_workers,
             max_workers=max_workers or size,
@@ -30,7 +30,7 @@ def make(make_elastic: Callable[..., Elastic]) -> Callable[..., Elastic]:
     return begin
 
 
-def check_world(trial: Elastic) -> None:
+def check_world(trial: FakeTrial) -> None:
     """Check that the live actors form one world, with ranks that are consecutive on each host."""
     assert trial.is_settled
     alive = sorted(trial.launcher.alive, key=lambda actor: actor.rank)
@@ -40,14 +40,14 @@ def check_world(trial: Elastic) -> None:
     assert list(trial.group.hosts.values()) == hosts
 
 
-def must_restart(trial: Elastic, node: str) -> bool:
+def must_restart(trial: FakeTrial, node: str) -> bool:
     return trial.group.world.slots.must_restart_elsewhere(trial.group.workers, node)
 
 
 @pytest.mark.parametrize("cluster_is_full", [False, True])
 @pytest.mark.parametrize("size", [2, 16, 256])
 def test_a_loss_costs_calls_in_proportion_to_the_ranks(
-    make: Callable[..., Elastic], size: int, cluster_is_full: bool
+    make: Callable[..., FakeTrial], size: int, cluster_is_full: bool
 ) -> None:
     trial = make(size, cluster_is_full=cluster_is_full)
     before = trial.calls
@@ -62,7 +62,7 @@ def test_a_loss_costs_calls_in_proportion_to_the_ranks(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., Elastic], seed: int) -> None:
+def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., FakeTrial], seed: int) -> None:
     """Losses of single ranks, of rank 0 and of whole hosts, also while ranks leave or rejoin."""
     choose = random.Random(seed)
     size = choose.choice([5, 40, 128])
@@ -93,7 +93,7 @@ def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., E
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., Elastic], seed: int) -> None:
+def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., FakeTrial], seed: int) -> None:
     """Resizes while ranks are lost, leave and rejoin, and before the previous size is reached."""
     choose = random.Random(seed)
     size = choose.choice([1, 4, 24])
@@ -122,7 +122,7 @@ def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., Elas
     assert {actor.resources for actor in trial.launcher.alive} <= {b"%d" % wanted, b""}
 
 
-def test_ranks_that_leave_a_draining_host_and_by_a_resize_leave_once(make: Callable[..., Elastic]) -> None:
+def test_ranks_that_leave_a_draining_host_and_by_a_resize_leave_once(make: Callable[..., FakeTrial]) -> None:
     trial = make(SLOTS)
     assert trial.group.world.resize(2 * SLOTS, b"")
     trial.next_report()
@@ -146,7 +146,7 @@ def test_ranks_that_leave_a_draining_host_and_by_a_resize_leave_once(make: Calla
 
 @pytest.mark.parametrize("cluster_is_full", [False, True])
 def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
-    make: Callable[..., Elastic], cluster_is_full: bool
+    make: Callable[..., FakeTrial], cluster_is_full: bool
 ) -> None:
     trial = make(24, min_workers=16, cluster_is_full=cluster_is_full)
     trial.launcher.draining = {"node 1"}
@@ -161,7 +161,7 @@ def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
 
 @pytest.mark.parametrize("nodes", [{"node 0", "node 1", "node 2"}, {"node 1"}])
 def test_a_trial_with_too_few_other_hosts_stays_on_a_draining_host(
-    make: Callable[..., Elastic], nodes: set[str]
+    make: Callable[..., FakeTrial], nodes: set[str]
 ) -> None:
     trial = make(24, min_workers=20, cluster_is_full=True)
     trial.launcher.draining = nodes

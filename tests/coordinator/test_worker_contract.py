@@ -62,7 +62,7 @@ def note_rank(config: dict[str, Any]) -> None:
 
     live = session.current()
     assert live is not None
-    world = live.world
+    world = live.rank_info
     facts = {"pid": os.getpid(), "size": world.size, "local_rank": world.local_rank, "cwd": os.getcwd()}
     Path(f"rank_{world.rank}.json").write_text(json.dumps(facts))
 
@@ -76,7 +76,7 @@ def rank_here() -> int:
 
     live = session.current()
     assert live is not None
-    return live.world.rank
+    return live.rank_info.rank
 
 
 def test_every_rank_runs_the_function_once_in_the_trials_directory(workers: Workers) -> None:
@@ -214,11 +214,9 @@ def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers
     assert isinstance(workers.group.next_event(), Report)
     for channel in channels.values():
         assert channel.acknowledge(1, math.inf, None)
-    workers.group.proceed(1, None)
     # Packets keep their order: if the late one had an effect, the third report would be here by now.
     second = workers.group.next_event()
     assert isinstance(second, Report) and second.index == 2
-    workers.group.proceed(2, None)
     assert len(workers.events()) == 2
     assert workers.group.end_trial() == []
 
@@ -261,8 +259,8 @@ def test_every_rank_starts_from_the_checkpoint_and_finds_the_newest(workers: Wor
     directory = workers.begin(train, start=CheckpointPlace(str(tmp_path / "old"), node_id=here))
     event = workers.group.next_event()
     assert isinstance(event, Report) and event.checkpoint_path is not None
-    workers.group.proceed(1, CheckpointPlace(str(tmp_path / "new"), node_id=here))
-    assert isinstance(workers.group.next_event(), Finished)
+    new = CheckpointPlace(str(tmp_path / "new"), node_id=here)
+    assert isinstance(workers.group.next_event(new), Finished)
     assert workers.group.end_trial() == []
     assert noted(directory) == {rank: ["old", "new"] for rank in range(workers.size)}
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from fake_workers import REQUEST, TIMEOUT_S, Clock, FakeActor, Group, error_of, failed
+from fake_workers import REQUEST, TIMEOUT_S, Clock, FakeActor, FakeTrial, failed
 
 from horovod_tune.channel.framing import frame
 from horovod_tune.errors import StartFailed, TrainingFailed
@@ -19,129 +19,130 @@ LOST = "HorovodInternalError: connection closed"
 def test_actors_that_do_not_start_are_an_error_after_the_start_timeout(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = Group(clock)
-    group.actors[1].suspend()
+    trial = FakeTrial(clock)
+    trial.actors[1].suspend()
     began = clock.now
     once_s = start_timeout_s(TIMEOUT_S, 3)
     limit_s = PROCESS_START_FACTOR * once_s
     with pytest.raises(StartFailed, match=rf"1 of 3 .* longer than {limit_s:g} s to start"):
-        group.worker_group.begin(REQUEST)
+        trial.group.begin(REQUEST)
     assert clock.now - began == limit_s
     assert caplog.messages[0].startswith(
         f"1 of 3 training actors have taken longer than {once_s:g} s to start"
     )
-    group.worker_group.close()
+    trial.group.close()
 
 
 def test_an_actor_that_dies_in_assign_is_named_by_rank_and_host(
     clock: Clock,
 ) -> None:
-    group = Group(clock)
-    group.actors[2].replies["assign"] = group.actors[2].die
-    group.worker_group.begin(REQUEST)
-    assert error_of(group).startswith("rank 2 of 3 on host2 died:")
-    group.worker_group.close()
+    trial = FakeTrial(clock)
+    trial.actors[2].replies["assign"] = trial.actors[2].die
+    trial.group.begin(REQUEST)
+    assert trial.error().startswith("rank 2 of 3 on host2 died:")
+    trial.group.close()
 
 
 # -- lost workers
 
 
-def test_a_worker_that_died_is_named_by_rank_and_process(make: Callable[..., Group]) -> None:
-    group = make()
-    group.actors[1].die()
-    text = error_of(group)
+def test_a_worker_that_died_is_named_by_rank_and_process(make: Callable[..., FakeTrial]) -> None:
+    trial = make()
+    trial.actors[1].die()
+    text = trial.error()
     assert text.startswith("rank 1 of 3 on host1 died:\nprocess 101: ")
 
 
 def test_a_worker_without_heartbeats_is_lost_after_timeout_s_and_not_before(
-    make: Callable[..., Group],
+    make: Callable[..., FakeTrial],
 ) -> None:
-    group = make()
-    began = group.clock.now
-    group.actors[2].suspend()
-    text = error_of(group)
+    trial = make()
+    began = trial.clock.now
+    trial.actors[2].suspend()
+    text = trial.error()
     assert text.startswith(
         "rank 2 of 3 on host2 stopped responding:\nprocess 102: no heartbeat for 60 s (timeout_s)"
     )
     # The poll itself may take a quarter of timeout_s, and the last output of the others 5 s.
-    assert TIMEOUT_S <= group.clock.now - began <= TIMEOUT_S * 1.5 + 5
+    assert TIMEOUT_S <= trial.clock.now - began <= TIMEOUT_S * 1.5 + 5
 
 
-def test_a_worker_that_is_suspended_for_less_than_timeout_s_is_not_lost(make: Callable[..., Group]) -> None:
-    group = make()
-    group.actors[1].suspend()
-    group.clock.call_later(TIMEOUT_S * 0.9, group.actors[1].resume)
-    group.clock.call_later(TIMEOUT_S * 3, lambda: group.actors[0].reply_to_poll(Report(1, {"loss": 1.0})))
-    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
+def test_a_worker_that_is_suspended_for_less_than_timeout_s_is_not_lost(
+    make: Callable[..., FakeTrial],
+) -> None:
+    trial = make()
+    trial.actors[1].suspend()
+    trial.clock.call_later(TIMEOUT_S * 0.9, trial.actors[1].resume)
+    trial.send(0, Report(1, {"loss": 1.0}), after_s=TIMEOUT_S * 3)
+    assert trial.group.next_event() == Report(1, {"loss": 1.0})
 
 
 def test_the_time_that_tune_takes_for_a_decision_counts_as_no_missed_heartbeat(
-    make: Callable[..., Group],
+    make: Callable[..., FakeTrial],
 ) -> None:
-    group = make()
-    group.actors[0].reply_to_poll(Report(1, {}))
-    group.worker_group.next_event()
-    group.worker_group.proceed(1, None)
-    group.clock.now += 10 * TIMEOUT_S  # no events are received meanwhile
-    group.clock.call_later(1.0, lambda: group.actors[0].reply_to_poll(Report(2, {})))
-    assert group.worker_group.next_event() == Report(2, {})
+    trial = make()
+    trial.send(0, Report(1, {}))
+    trial.group.next_event()
+    trial.clock.now += 10 * TIMEOUT_S  # no events are received meanwhile
+    trial.send(0, Report(2, {}), after_s=1.0)
+    assert trial.group.next_event() == Report(2, {})
 
 
-def test_late_messages_of_a_lost_worker_are_ignored(make: Callable[..., Group]) -> None:
-    group = make()
-    group.actors[2].suspend()
-    group.actors[2].reply_to_poll(Report(7, {"loss": 0.0}), Finished(2))
+def test_late_messages_of_a_lost_worker_are_ignored(make: Callable[..., FakeTrial]) -> None:
+    trial = make()
+    trial.actors[2].suspend()
+    trial.send(2, Report(7, {"loss": 0.0}), Finished(2))
     # While the group waits for the last output of the others.
-    group.clock.call_later(TIMEOUT_S * 1.25 + 3, group.actors[2].resume)
-    assert error_of(group).startswith("rank 2 of 3 on host2 stopped responding")
-    assert group.worker_group.take_logs() == []
-    assert group.worker_group.end_trial() == ["a rank failed"]
+    trial.clock.call_later(TIMEOUT_S * 1.25 + 3, trial.actors[2].resume)
+    assert trial.error().startswith("rank 2 of 3 on host2 stopped responding")
+    assert trial.group.take_logs() == []
+    assert trial.group.end_trial() == ["a rank failed"]
 
 
-def test_two_failures_at_once_are_one_error_with_the_cause_first(make: Callable[..., Group]) -> None:
-    group = make()
-    group.actors[0].reply_to_poll(failed(0, FailureKind.DISCONNECTED, LOST))
-    group.actors[2].reply_to_poll(failed(2, FailureKind.RAISED, "ValueError: x"))
-    assert error_of(group) == (
+def test_two_failures_at_once_are_one_error_with_the_cause_first(make: Callable[..., FakeTrial]) -> None:
+    trial = make()
+    trial.send(0, failed(0, FailureKind.DISCONNECTED, LOST))
+    trial.send(2, failed(2, FailureKind.RAISED, "ValueError: x"))
+    assert trial.error() == (
         "rank 2 of 3 on host2 failed:\n(rank 0 on host0 lost contact with the others)\nValueError: x"
     )
 
 
-def test_the_cause_is_waited_for_when_ranks_have_lost_each_other(make: Callable[..., Group]) -> None:
-    group = make()
-    group.actors[0].reply_to_poll(failed(0, FailureKind.DISCONNECTED, LOST))
-    group.clock.call_later(1.5, group.actors[1].die)
-    assert error_of(group).startswith("rank 1 of 3 on host1 died:\n(rank 0 on host0 lost contact")
+def test_the_cause_is_waited_for_when_ranks_have_lost_each_other(make: Callable[..., FakeTrial]) -> None:
+    trial = make()
+    trial.send(0, failed(0, FailureKind.DISCONNECTED, LOST))
+    trial.clock.call_later(1.5, trial.actors[1].die)
+    assert trial.error().startswith("rank 1 of 3 on host1 died:\n(rank 0 on host0 lost contact")
 
 
 def test_a_rank_that_does_not_respond_is_the_cause_when_the_others_lose_contact(
-    make: Callable[..., Group],
+    make: Callable[..., FakeTrial],
 ) -> None:
-    group = make()
-    began = group.clock.now
-    group.actors[1].suspend()
-    group.actors[0].reply_to_poll(failed(0, FailureKind.DISCONNECTED, LOST))
-    group.actors[2].reply_to_poll(failed(2, FailureKind.DISCONNECTED, LOST))
-    assert error_of(group).startswith("rank 1 of 3 on host1 stopped responding:")
-    assert group.clock.now - began < 10, "without waiting for timeout_s"
+    trial = make()
+    began = trial.clock.now
+    trial.actors[1].suspend()
+    trial.send(0, failed(0, FailureKind.DISCONNECTED, LOST))
+    trial.send(2, failed(2, FailureKind.DISCONNECTED, LOST))
+    assert trial.error().startswith("rank 1 of 3 on host1 stopped responding:")
+    assert trial.clock.now - began < 10, "without waiting for timeout_s"
 
 
 def test_without_a_known_cause_the_error_names_the_ranks_that_lost_contact(
-    make: Callable[..., Group],
+    make: Callable[..., FakeTrial],
 ) -> None:
-    group = make()
-    group.actors[0].reply_to_poll(failed(0, FailureKind.DISCONNECTED, LOST))
-    group.actors[1].reply_to_poll(failed(1, FailureKind.DISCONNECTED, LOST))
-    assert error_of(group).startswith("rank 0 of 3 on host0 lost contact with the others:\n(rank 1 on host1")
+    trial = make()
+    trial.send(0, failed(0, FailureKind.DISCONNECTED, LOST))
+    trial.send(1, failed(1, FailureKind.DISCONNECTED, LOST))
+    assert trial.error().startswith("rank 0 of 3 on host0 lost contact with the others:\n(rank 1 on host1")
 
 
-def test_the_last_output_of_the_other_ranks_is_kept(make: Callable[..., Group]) -> None:
-    group = make()
+def test_the_last_output_of_the_other_ranks_is_kept(make: Callable[..., FakeTrial]) -> None:
+    trial = make()
     last = LogChunk(2, b"its last words\n")
-    group.actors[2].replies["send_logs"] = lambda: group.actors[2].reply_to_poll(last)
-    group.actors[0].reply_to_poll(LogChunk(0, b"before\n"), failed(0, FailureKind.RAISED, "ValueError: x"))
-    error_of(group)
-    assert group.worker_group.take_logs() == [LogChunk(0, b"before\n"), last]
+    trial.actors[2].replies["reply_now"] = lambda: trial.send(2, last)
+    trial.send(0, LogChunk(0, b"before\n"), failed(0, FailureKind.RAISED, "ValueError: x"))
+    trial.error()
+    assert trial.group.take_logs() == [LogChunk(0, b"before\n"), last]
 
 
 # -- malformed messages
@@ -149,34 +150,36 @@ def test_the_last_output_of_the_other_ranks_is_kept(make: Callable[..., Group]) 
 
 @pytest.mark.parametrize("message", [None, b"\x80\x04.", ["Report"], {"index": 1}, 7, NeedsWorld(1)])
 def test_a_message_of_unknown_type_fails_the_trial_and_names_its_sender(
-    make: Callable[..., Group], message: object
+    make: Callable[..., FakeTrial], message: object
 ) -> None:
-    group = make()
-    group.actors[1].reply_to_poll(message)  # type: ignore[arg-type]
-    assert error_of(group).startswith("received a malformed message from rank 1 on host1: ")
+    trial = make()
+    trial.actors[1].reply_to_poll(message)  # type: ignore[arg-type]
+    assert trial.error().startswith("received a malformed message from rank 1 on host1: ")
 
 
 @pytest.mark.parametrize(
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1", frame("finished"), b"\0\0\0\4\x93\x01\x02\x03"],
 )
-def test_malformed_bytes_on_a_channel_fail_the_trial(make: Callable[..., Group], data: bytes) -> None:
-    group = make(by_channel=True)
-    group.launcher.rank_ends[0].send(data)
-    assert error_of(group).startswith("received a malformed message on a rank's socket: ")
+def test_malformed_bytes_on_a_channel_fail_the_trial_and_name_their_sender(
+    make: Callable[..., FakeTrial], data: bytes
+) -> None:
+    trial = make(by_channel=True)
+    trial.launcher.rank_ends[0].send(data)
+    assert trial.error().startswith("received a malformed message from rank 0 on host0: ")
 
 
 # -- random ranks
 
 
-def schedule_a_rank(actor: FakeActor, group: Group, rng: random.Random, sent: list[LogChunk]) -> str:
+def schedule_a_rank(actor: FakeActor, trial: FakeTrial, rng: random.Random, sent: list[LogChunk]) -> str:
     """Schedule what a rank sends until its end; return how it ends."""
     at = 0.0
     for number in range(rng.randrange(4)):
         at += rng.uniform(0, 20)
         chunk = LogChunk(actor.rank, b"rank %d line %d\n" % (actor.rank, number))
         messages = [chunk, *([Report(number + 1, {"n": number})] if actor.rank == 0 else [])]
-        group.clock.call_later(at, lambda messages=messages: actor.reply_to_poll(*messages))  # type: ignore[misc]
+        trial.clock.call_later(at, lambda messages=messages: actor.reply_to_poll(*messages))  # type: ignore[misc]
         sent.append(chunk)
     at += rng.uniform(0, 20)
     end = rng.choice(["finished"] * 6 + ["raised", "disconnected", "died", "suspended"])
@@ -187,28 +190,27 @@ def schedule_a_rank(actor: FakeActor, group: Group, rng: random.Random, sent: li
         "died": actor.die,
         "suspended": actor.suspend,
     }
-    group.clock.call_later(at, do[end])
+    trial.clock.call_later(at, do[end])
     return end
 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_random_ranks_end_the_trial_in_time_with_the_right_result(
-    make: Callable[..., Group], seed: int
+    make: Callable[..., FakeTrial], seed: int
 ) -> None:
     rng = random.Random(seed)
-    group = make(rng.randrange(1, 6))
+    trial = make(rng.randrange(1, 6))
     sent: list[LogChunk] = []
-    ends = [schedule_a_rank(actor, group, rng, sent) for actor in group.actors]
-    began, reports = group.clock.now, 0
+    ends = [schedule_a_rank(actor, trial, rng, sent) for actor in trial.actors]
+    began, reports = trial.clock.now, 0
     try:
-        while not isinstance(event := group.worker_group.next_event(), Finished):
+        while not isinstance(event := trial.group.next_event(), Finished):
             reports += 1
             assert event.index == reports
-            group.clock.now += rng.choice([0.0, 0.1, 40.0])
-            group.worker_group.proceed(event.index, None)
+            trial.clock.now += rng.choice([0.0, 0.1, 40.0])
         assert set(ends) == {"finished"}
         assert [each for rank in range(len(ends)) for each in sent if each.rank == rank] == sorted(
-            group.worker_group.take_logs(), key=lambda each: each.rank
+            trial.group.take_logs(), key=lambda each: each.rank
         ), "no output is lost"
     except TrainingFailed as error:
         first = str(error).splitlines()[0]
@@ -221,5 +223,5 @@ def test_random_ranks_end_the_trial_in_time_with_the_right_result(
         (expected,) = [end for text, end in verb.items() if text in first]
         rank = int(first.split()[1])
         assert ends[rank] == expected, (first, ends)
-        assert group.worker_group.end_trial() == ["a rank failed"]
-    assert group.clock.now - began < 4 * 40 + 4 * 20 + 2 * TIMEOUT_S + 10
+        assert trial.group.end_trial() == ["a rank failed"]
+    assert trial.clock.now - began < 4 * 40 + 4 * 20 + 2 * TIMEOUT_S + 10

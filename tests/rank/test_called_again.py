@@ -59,7 +59,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
         def send(message: Any) -> None:
             sent.append(message)
             if isinstance(message, Report):
-                live.proceed(message.index)
+                live.acknowledge(message.index)
             if isinstance(message, NeedsWorld):
                 # A rank stops waiting when the number of the world is higher than that of the one it left.
                 live.join_world(

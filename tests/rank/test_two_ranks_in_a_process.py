@@ -46,7 +46,7 @@ class Rank:
     def take(self, message: Any) -> None:
         self.messages.append(message)
         if isinstance(message, Report):
-            self.session.proceed(message.index)
+            self.session.acknowledge(message.index)
 
 
 class Shared:
@@ -59,7 +59,7 @@ class Shared:
     def begin(self) -> int:
         """Return the caller's rank when both ranks have begun; on rank 1 when rank 0 has ended, too."""
         self.both_began.wait()
-        rank = session.current().world.rank  # type: ignore[union-attr]
+        rank = session.current().rank_info.rank  # type: ignore[union-attr]
         if rank == 1:
             self.ranks[0].training.thread.join(60)
         return rank
@@ -88,10 +88,10 @@ def test_the_second_rank_still_reports_when_the_first_has_ended(shared: Shared, 
     def train(config: dict[str, Any]) -> None:
         rank = sys.two_ranks.begin()  # type: ignore[attr-defined]
         live = session.current()
-        live.proceed(2)
+        live.acknowledge(2)
         horovod_tune.report(rank=rank)
         tune.report({"rank": rank})
-        assert (live.world.rank, live.reports) == (rank, 2)
+        assert (live.rank_info.rank, live.reports) == (rank, 2)
         assert tune.get_context().get_world_rank() == rank
         assert rank == 0 or os.environ["HOROVOD_TUNE_RANK"] == f"1:{os.getpid()}"
 
@@ -111,10 +111,10 @@ def test_the_second_rank_keeps_its_parameters_when_the_first_has_ended(
 
     def train(config: dict[str, Any], data: dict[str, Any]) -> None:
         data["seen"].append(sys.two_ranks.begin())  # type: ignore[attr-defined]
-        assert provided()["data"] == {"seen": [session.current().world.rank]}
+        assert provided()["data"] == {"seen": [session.current().rank_info.rank]}
 
     bound = horovod_tune.with_parameters(train, data={"seen": []})
     for each in run_two(shared, bound, tmp_path, str(packed)):
-        assert each.messages == [Finished(each.session.world.rank)]
+        assert each.messages == [Finished(each.session.rank_info.rank)]
         with pytest.raises(NotInTraining, match="did not come with the function"):
             provided()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -211,16 +210,16 @@ def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(clus
     here = ray.get_runtime_context().get_node_id()  # the head, which has no ranks
     group = WorkerGroup(gloo_backend.launcher(spec, placement_group, node_id=here), Limits(60.0))
     try:
-        request = TrialRequest(
-            "id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None
+        function = ray.put(cloudpickle.dumps(report_often))
+        directory = str(tmp_path)
+        group.begin(
+            TrialRequest("id", "trial", directory, directory, "experiment", {"reports": 100}, function)
         )
-        group.begin(replace(request, function=cloudpickle.dumps(report_often)))
         assert len(group.workers) == 4 and not any(worker.channel for worker in group.workers)
         began = time.monotonic()
         steps = []
         while isinstance(event := group.next_event(), Report):
             steps.append(event.metrics["step"])
-            group.proceed(event.index, None)
         assert steps == list(range(100))
         assert time.monotonic() - began < 10 * HEARTBEAT_S
     finally:

@@ -163,7 +163,6 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
         (parent,) = [each for each in processes if each.pid in {other.ppid() for other in processes}]
         parent.kill()
     see_them_gone(processes)
-    workers.group.proceed(1, None)
     with pytest.raises(TrainingFailed, match=r"rank [01] of 2 on .* died"):
         workers.group.next_event()
 

@@ -102,22 +102,6 @@ def test_lars_without_layers_is_torchs_sgd_and_lamb_torchs_adamw() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_does_not_depend_on_the_gradients_size(kind: str) -> None:
-    weights, gradients, rates = random_case(5)
-    small = [[1e-5 * gradient for gradient in grads] for grads in gradients]
-    options = {"eps": 0.0}
-    weights[5 % len(weights)] += 1.0
-    gradients[3] = [gradient + 1.0 for gradient in gradients[3]]
-    small[3] = [1e-5 * gradient for gradient in gradients[3]]
-    for one, other in zip(
-        trained(KINDS[kind], (weights, gradients, rates), **options),
-        trained(KINDS[kind], (weights, small, rates), **options),
-        strict=True,
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-7)
-
-
 # Squares of gradients underflow in float16, with LAMB as with torch's Adam.
 @pytest.mark.parametrize(
     ("kind", "dtype"),
@@ -242,28 +226,6 @@ def test_a_grad_scaler_skips_an_overflow_and_unscales_the_rest(kind: str) -> Non
             plain.step()
     assert scaler.get_scale() == 512.0
     torch.testing.assert_close(model.weight, twin.weight)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda p: Lars(p, lr=-1), "lr must be at least 0, got -1"),
-        (lambda p: Lars(p, momentum=1.0), "momentum must be at least 0 and less than 1, got 1.0"),
-        (lambda p: Lars(p, momentum=0, nesterov=True), "momentum must be more than 0 with nesterov, got 0"),
-        (lambda p: Lamb(p, layer_wise=2), "layer_wise must be True or False, got 2"),
-        (lambda p: Lars(p, trust=0), "trust must be more than 0, got 0"),
-        (lambda p: Lars(p, weight_decay=float("nan")), "weight_decay must be a finite number, got nan"),
-        (lambda p: Lamb(p, betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and less than 1, got 1.0"),
-        (lambda p: Lamb(p, eps=-1e-6), "eps must be at least 0, got -1e-06"),
-        (
-            lambda p: Lars([torch.zeros(2, dtype=torch.complex64)]),
-            "parameter 0 of group 0 must be real, got torch.complex64",
-        ),
-    ],
-)
-def test_bad_options_are_named_with_their_bound(make: Any, message: str) -> None:
-    with pytest.raises(HyperparameterError, match=message):
-        make([torch.nn.Parameter(torch.ones(2, 2))])
 
 
 def test_a_second_moment_of_0_without_eps_is_named_and_poisons_no_weight() -> None:

@@ -21,6 +21,7 @@ from horovod_tune.errors import MetricsError, NotInTraining
 from horovod_tune.messages import CheckpointPlace, RankInfo, TrialRequest
 from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session as session_module
+from horovod_tune.session.committed_state import CommittedState, States
 from horovod_tune.session.reported_values import MAX_DEPTH, plain_metrics
 from horovod_tune.session.session import Session, StopTraining
 
@@ -295,6 +296,25 @@ def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():
         live.report({"loss": 1})
         found.append(live.get_checkpoint())
     assert [each and each.path for each in found] == [None, "/first", "/second"]
+
+
+def test_a_checkpoint_that_was_made_from_a_commit_is_for_get_state_only(tmp_path):
+    live, _ = make_session()
+    (tmp_path / session_module.COMMIT_FILE).write_bytes(b"committed")
+    live.proceed(1, CheckpointPlace(str(tmp_path), report=1))
+    live.report({"loss": 1})
+    assert live.get_checkpoint() is None and live.stored_commit() == b"committed"
+
+
+def test_a_commit_after_a_restart_replaces_the_one_that_was_stored():
+    alone = types.SimpleNamespace(
+        are_ready=lambda: True, any=lambda flag: flag, gather=lambda number: [number]
+    )
+    before = CommittedState(alone, States())
+    before.commit({"epoch": 5})
+    restarted = CommittedState(alone, States(), stored=before.dump)
+    restarted.commit({"epoch": 6})
+    assert restarted.get() == {"epoch": 6}
 
 
 def nested(levels, kind):

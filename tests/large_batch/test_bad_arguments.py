@@ -98,10 +98,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: Lars(WEIGHTS, lr=None), "lr must be a finite number, got None"),
     (lambda: Lamb(WEIGHTS, lr="0.1"), "lr must be a finite number, got '0.1'"),
     (lambda: Lars(WEIGHTS, momentum=1.0), "momentum must be at least 0 and less than 1, got 1.0"),
-    (
-        lambda: Lars(WEIGHTS, momentum=0, nesterov=True),
-        "momentum must be more than 0 with nesterov, got 0",
-    ),
+    (lambda: Lars(WEIGHTS, momentum=0, nesterov=True), "momentum must be more than 0 with nesterov, got 0"),
     (lambda: Lamb(WEIGHTS, layer_wise=2), "layer_wise must be True or False, got 2"),
     (lambda: Lars(WEIGHTS, trust=0), "trust must be more than 0, got 0"),
     (lambda: Lars(WEIGHTS, weight_decay=math.nan), "weight_decay must be a finite number, got nan"),
@@ -109,10 +106,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: Lamb(WEIGHTS, betas=0.9), "betas must be two numbers, got 0.9"),
     (lambda: Lamb(WEIGHTS, betas=(0.9, 0.99, 0.9)), r"betas must be two numbers, got \(0.9, 0.99, 0.9\)"),
     (lambda: Lamb(WEIGHTS, eps=-1e-6), "eps must be at least 0, got -1e-06"),
-    (
-        lambda: Lars([torch.zeros(2, dtype=torch.complex64)]),
-        "parameter 0 of group 0 must be real, got torch",
-    ),
+    (lambda: Lars([torch.zeros(2, dtype=torch.complex64)]), "parameter 0 of group 0 must be real, got torch"),
     (lambda: parameter_groups(torch.nn.LazyLinear(3)), "'weight' has no shape yet"),
     (lambda: parameter_groups(torch.nn.ReLU()), "must have a parameter that requires a gradient, got none"),
     (
@@ -133,20 +127,14 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: Warmup(-1), "length must be at least 0, got -1"),
     (lambda: Warmup(2, 3), r"then must be a schedule, such as Cosine\(10\), got 3"),
     (lambda: Warmup(math.nan), "length must be a finite number, got nan"),
-    (
-        lambda: scheduler(global_batch_size=8),
-        "base_batch_size must be given together, got 8 and None",
-    ),
+    (lambda: scheduler(global_batch_size=8), "base_batch_size must be given together, got 8 and None"),
     (lambda: scheduler(rule="quadratic"), "rule must be one of linear, none, sqrt"),
     (lambda: scheduler(lambda time: math.nan), "schedule must be finite and at least 0, got nan at epoch 0"),
     (lambda: scheduler(lambda time: -1), "schedule must be finite and at least 0, got -1 at epoch 0"),
     (lambda: scheduler(0.5), "schedule must be a function of the time, got 0.5"),
     # Batches
     (lambda: scaling_factor(64, 32, "cubic"), "rule must be one of linear, none, sqrt, got 'cubic'"),
-    (
-        lambda: adam((0.9, 0.99), 16),
-        r"must be at most 10 times base_batch_size for betas\[0\]=0.9, got 16",
-    ),
+    (lambda: adam((0.9, 0.99), 16), r"must be at most 10 times base_batch_size for betas\[0\]=0.9, got 16"),
     (lambda: adam((1.0, 0.99), 2), r"betas\[0\] must be at least 0 and less than 1, got 1.0"),
     (lambda: split_batch(5, 8), "must be a multiple of the world size 8, such as 8, got 5"),
     (lambda: accumulator(local_batch_size=1), "local_batch_size must be an integer of at least 2, got 1"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from typing import Any
 
 import numpy as np
@@ -54,32 +53,26 @@ def trained(kind: type, case: Any, **options: Any) -> list[np.ndarray]:
     return [parameter.detach().numpy() for parameter in params]
 
 
-def option_sets(kind: str) -> list[dict[str, Any]]:
-    draw = random.Random(kind)
-    sets: list[dict[str, Any]] = []
-    for decay in (0.0, 0.05):
-        if kind == "lars":
-            for nesterov in (False, True):
-                options = {"momentum": draw.choice([0.5, 0.9, 0.99]), "trust": 10 ** draw.uniform(-3, 0)}
-                sets.append({"weight_decay": decay, "nesterov": nesterov, **options})
-            sets.append({"weight_decay": decay, "momentum": 0.0, "eps": 1e-3})
-        else:
-            for eps in (1e-8, 1e-3):
-                betas = (draw.choice([0.0, 0.5, 0.9]), draw.choice([0.9, 0.999]))
-                sets.append({"weight_decay": decay, "betas": betas, "eps": eps})
-    sets.append({"layer_wise": False, "weight_decay": 0.1})
-    return sets
-
-
-CASES = [(kind, options) for kind in KINDS for options in option_sets(kind)]
-
-
-@pytest.mark.parametrize(("kind", "options"), CASES, ids=lambda value: str(value)[:90])
-def test_every_option_equals_the_float64_reference(kind: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("lars", {"momentum": 0.9, "trust": 0.02}),
+        ("lars", {"momentum": 0.99, "trust": 0.3, "nesterov": True}),
+        ("lars", {"momentum": 0.0, "eps": 1e-3}),
+        ("lamb", {"betas": (0.0, 0.9), "eps": 1e-8}),
+        ("lamb", {"betas": (0.9, 0.999), "eps": 1e-3}),
+        *((kind, {"layer_wise": False}) for kind in KINDS),
+    ],
+    ids=str,
+)
+def test_every_option_equals_the_float64_reference(
+    kind: str, options: dict[str, Any], weight_decay: float
+) -> None:
     for seed in range(4):
         case = random_case(seed)
-        found = trained(KINDS[kind], case, **options)
-        expected = getattr(references, kind)(*case, **options)
+        found = trained(KINDS[kind], case, weight_decay=weight_decay, **options)
+        expected = getattr(references, kind)(*case, weight_decay=weight_decay, **options)
         for ours, reference in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, reference, rtol=1e-10, atol=1e-10)
 

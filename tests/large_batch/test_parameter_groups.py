@@ -38,10 +38,7 @@ class Tied(nn.Module):
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(4)), {"0.weight"}),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm([4, 4]), OwnRMSNorm()), {"0.weight"}),
         (nn.GroupNorm(2, 4), set()),
-        (
-            nn.MultiheadAttention(8, 2, add_bias_kv=True),
-            {"in_proj_weight", "out_proj.weight"},
-        ),
+        (nn.MultiheadAttention(8, 2, add_bias_kv=True), {"in_proj_weight", "out_proj.weight"}),
         (
             nn.LSTM(3, 4, num_layers=2),
             {f"weight_{kind}_l{layer}" for kind in ("ih", "hh") for layer in (0, 1)},

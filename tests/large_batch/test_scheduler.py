@@ -9,14 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from horovod_tune.large_batch import (
-    Constant,
-    Cosine,
-    HyperparameterError,
-    LargeBatchLR,
-    MultiStep,
-    Warmup,
-)
+from horovod_tune.large_batch import Constant, Cosine, HyperparameterError, LargeBatchLR, MultiStep, Warmup
 
 
 def sgd(*rates: float) -> torch.optim.Optimizer:

@@ -10,15 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from horovod_tune.large_batch import (
-    Cosine,
-    InverseSqrt,
-    MultiStep,
-    OneCycle,
-    Polynomial,
-    Schedule,
-    Warmup,
-)
+from horovod_tune.large_batch import Cosine, InverseSqrt, MultiStep, OneCycle, Polynomial, Schedule, Warmup
 
 TIMES = np.linspace(0, 120, 2401)
 

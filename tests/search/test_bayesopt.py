@@ -189,10 +189,7 @@ def test_a_trial_of_another_name_is_learned_from_by_its_configuration() -> None:
 
 
 def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
-    points = [
-        {"lr": 1e-2, "momentum": 0.9, "layers": 3, "model": {"activation": "tanh"}},
-        {"lr": 1e-4},
-    ]
+    points = [{"lr": 1e-2, "momentum": 0.9, "layers": 3, "model": {"activation": "tanh"}}, {"lr": 1e-4}]
     loop = Loop(searcher(points_to_evaluate=points), mixed_space())
     first, second = loop.start(), loop.start()
     assert first == points[0] and second is not None

@@ -112,8 +112,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "it is not"), (b"lr=3", "it is not JSON"), (b"[]", "its 'format' is not")],
+    ("content", "message"), [(None, "it is not"), (b"lr=3", "it is not JSON"), (b"[]", "its 'format' is not")]
 )
 def test_what_is_not_a_saved_search_is_refused_and_not_run(
     tmp_path: Path, content: bytes | None, message: str

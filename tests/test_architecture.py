@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+from processes import run_python
 
 PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
@@ -147,11 +148,13 @@ def test_a_backends_library_is_imported_only_in_its_folders() -> None:
     assert not elsewhere
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    program = "import sys, horovod_tune; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    command = [sys.executable, "-c", program]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert not HEAVY & set(ran.stdout.split())
+@pytest.mark.parametrize(
+    ("program", "unloaded"),
+    [("import horovod_tune", HEAVY), ("import horovod_tune.cli as c; c.build_parser()", HEAVY | {"ray"})],
+)
+def test_the_package_and_the_help_of_its_command_load_nothing_heavy(program: str, unloaded: set[str]) -> None:
+    loaded = run_python("-c", f"import sys; {program}; print(*sys.modules)").stdout.split()
+    assert unloaded.isdisjoint(name.partition(".")[0] for name in loaded)
 
 
 def test_large_batch_knows_nothing_of_trials_or_ray() -> None:

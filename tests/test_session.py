@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pyarrow.fs
 import pytest
 import ray.tune
 import torch
+from processes import eventually
 
 import horovod_tune
 from horovod_tune.channel.packing import pack, unpack
@@ -31,6 +32,15 @@ def make_session(rank=0):
     sent = []
     world = RankInfo(rank, 2, rank, 2, 0, 1)
     return Session(request, world, send=sent.append, fetch=lambda place: place), sent
+
+
+@contextlib.contextmanager
+def active(live):
+    session_module.activate(live)
+    try:
+        yield
+    finally:
+        session_module.activate(None)
 
 
 def test_outside_a_trial_each_says_so():
@@ -204,18 +214,11 @@ def _in_thread(function):
     return thread, outcome
 
 
-def _until(holds):
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_no_rank_passes_its_report_before_it_is_let_go():
     for rank in (0, 1):
         live, sent = make_session(rank)
         thread, outcome = _in_thread(lambda live=live: live.report({"loss": 1}))
-        _until(lambda live=live: live.reports == 1)
+        eventually(lambda live=live: live.reports == 1)
         assert len(sent) == (1 if rank == 0 else 0)
         live.proceed(0)
         thread.join(0.05)
@@ -228,7 +231,7 @@ def test_no_rank_passes_its_report_before_it_is_let_go():
 def test_a_report_that_waits_in_a_broken_world_raises():
     live, sent = make_session()
     thread, outcome = _in_thread(lambda: live.report({"loss": 1}))
-    _until(lambda: sent)
+    eventually(lambda: sent)
     live.break_world()
     thread.join(10)
     assert isinstance(outcome[0], session_module.WorldBroken)
@@ -244,7 +247,7 @@ def test_a_stopped_report_unwinds_the_function_but_not_through_except_exception(
             return "swallowed"
 
     thread, outcome = _in_thread(function)
-    _until(lambda: live.reports == 1)
+    eventually(lambda: live.reports == 1)
     live.stop()
     thread.join(10)
     assert isinstance(outcome[0], StopTraining)
@@ -252,12 +255,9 @@ def test_a_stopped_report_unwinds_the_function_but_not_through_except_exception(
 
 def test_keywords_and_dict_may_be_mixed():
     live, sent = make_session()
-    session_module.activate(live)
-    try:
-        live.proceed(1)
+    live.proceed(1)
+    with active(live):
         horovod_tune.report({"a": 1}, b=2)
-    finally:
-        session_module.activate(None)
     assert sent[0].metrics == {"a": 1, "b": 2}
     assert sent[0].index == 1
 
@@ -266,15 +266,12 @@ def test_keywords_and_dict_may_be_mixed():
 def test_metrics_may_be_given_by_name(report):
     live, sent = make_session()
     reporting = {"horovod_tune": horovod_tune.report, "ray": _rays_report(live)}[report]
-    session_module.activate(live)
-    try:
-        live.proceed(2)
+    live.proceed(2)
+    with active(live):
         reporting(metrics={"loss": 1}, epoch=2)
         with pytest.raises(MetricsError, match=r"must be a dict, got float; .* report\(\{'metrics'"):
             reporting(metrics=0.5)
         reporting({"metrics": 0.5})
-    finally:
-        session_module.activate(None)
     assert [each.metrics for each in sent] == [{"loss": 1, "epoch": 2}, {"metrics": 0.5}]
 
 

@@ -26,18 +26,6 @@ def test_help_is_there_for_every_command(command: tuple[str, ...]) -> None:
     assert ran.returncode == 0 and ran.stdout.startswith("usage: horovod-tune")
 
 
-def test_help_needs_no_library() -> None:
-    program = (
-        "import sys\n"
-        "from horovod_tune.cli import build_parser\n"
-        "build_parser()\n"
-        "print({name.split('.')[0] for name in sys.modules} & "
-        "{'torch', 'ray', 'horovod', 'pandas', 'plotly', 'rich', 'sklearn'})"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert ran.stdout == "set()\n", ran.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

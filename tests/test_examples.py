@@ -32,10 +32,7 @@ ELSEWHERE = {
     "transformers_tpu.py": "xla/test_example.py",
 }
 # Run as a user types it; the others' `main` is called below, with settings of the test's.
-SCRIPTS = {
-    "horovod_simple.py": [],
-    "transformers_horovod.py": ["--samples=1", "--epochs=1"],
-}
+SCRIPTS = {"horovod_simple.py": [], "transformers_horovod.py": ["--samples=1", "--epochs=1"]}
 CALLED = {
     "asha_digits.py",
     "bohb_digits.py",
@@ -90,11 +87,7 @@ def test_every_example_is_named_by_its_test() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "transformers_horovod.py",
-        pytest.param("horovod_simple.py", marks=pytest.mark.contract),
-    ],
+    "name", ["transformers_horovod.py", pytest.param("horovod_simple.py", marks=pytest.mark.contract)]
 )
 def test_a_script_runs_to_its_end(ray_session: Any, name: str, tmp_path: Path) -> None:
     ran = run_python(

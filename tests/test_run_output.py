@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import cloudpickle
 import pytest
+from processes import run_python
 from ray import tune
 from ray._private.worker import print_to_stdstream
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
@@ -220,9 +219,7 @@ def test_a_process_that_gets_the_class_prepares_its_searches(tmp_path):
         "run, trainable = pickle.load(open(sys.argv[1], 'rb'))\n"
         "print(run is ray.tune.run, run.__module__)"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "search")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["True", "horovod_tune.creator"], done.stderr
+    assert run_python("-c", program, tmp_path / "search").stdout.split() == ["True", "horovod_tune.creator"]
 
 
 @pytest.mark.slow

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pyarrow.fs
 import pytest
 import ray.tune
 import torch
+from processes import eventually
 
 import horovod_tune
 from horovod_tune.channel.packing import pack, unpack
@@ -21,6 +22,7 @@ from horovod_tune.errors import MetricsError, NotInTraining
 from horovod_tune.messages import CheckpointPlace, RankInfo, TrialRequest
 from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session as session_module
+from horovod_tune.session.committed_state import CommittedState, States
 from horovod_tune.session.reported_values import MAX_DEPTH, plain_metrics
 from horovod_tune.session.session import Session, StopTraining
 
@@ -30,6 +32,15 @@ def make_session(rank=0):
     sent = []
     world = RankInfo(rank, 2, rank, 2, 0, 1)
     return Session(request, world, send=sent.append, fetch=lambda place: place), sent
+
+
+@contextlib.contextmanager
+def active(live):
+    session_module.activate(live)
+    try:
+        yield
+    finally:
+        session_module.activate(None)
 
 
 def test_outside_a_trial_each_says_so():
@@ -203,18 +214,11 @@ def _in_thread(function):
     return thread, outcome
 
 
-def _until(holds):
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_no_rank_passes_its_report_before_it_is_let_go():
     for rank in (0, 1):
         live, sent = make_session(rank)
         thread, outcome = _in_thread(lambda live=live: live.report({"loss": 1}))
-        _until(lambda live=live: live.reports == 1)
+        eventually(lambda live=live: live.reports == 1)
         assert len(sent) == (1 if rank == 0 else 0)
         live.acknowledge(0)
         thread.join(0.05)
@@ -227,7 +231,7 @@ def test_no_rank_passes_its_report_before_it_is_let_go():
 def test_a_report_that_waits_in_a_broken_world_raises():
     live, sent = make_session()
     thread, outcome = _in_thread(lambda: live.report({"loss": 1}))
-    _until(lambda: sent)
+    eventually(lambda: sent)
     live.break_world()
     thread.join(10)
     assert isinstance(outcome[0], session_module.WorldBroken)
@@ -243,7 +247,7 @@ def test_a_stopped_report_unwinds_the_function_but_not_through_except_exception(
             return "swallowed"
 
     thread, outcome = _in_thread(function)
-    _until(lambda: live.reports == 1)
+    eventually(lambda: live.reports == 1)
     live.stop()
     thread.join(10)
     assert isinstance(outcome[0], StopTraining)
@@ -253,17 +257,14 @@ def test_a_stopped_report_unwinds_the_function_but_not_through_except_exception(
 def test_metrics_may_be_given_by_name(report):
     live, sent = make_session()
     reporting = {"horovod_tune": horovod_tune.report, "ray": _rays_report(live)}[report]
-    session_module.activate(live)
-    try:
-        live.acknowledge(3)
+    live.acknowledge(3)
+    with active(live):
         reporting(metrics={"loss": 1}, epoch=2)
         with pytest.raises(MetricsError, match=r"must be a dict, got float; .* report\(\{'metrics'"):
             reporting(metrics=0.5)
         reporting({"metrics": 0.5})
         if report == "horovod_tune":
             reporting({"a": 1}, b=2)
-    finally:
-        session_module.activate(None)
     expected = [{"loss": 1, "epoch": 2}, {"metrics": 0.5}, {"a": 1, "b": 2}]
     assert [(each.index, each.metrics) for each in sent] == list(enumerate(expected[: len(sent)], 1))
     assert len(sent) == (3 if report == "horovod_tune" else 2)
@@ -287,6 +288,25 @@ def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():
         live.report({"loss": 1})
         found.append(live.get_checkpoint())
     assert [each and each.path for each in found] == [None, "/first", "/second"]
+
+
+def test_a_checkpoint_that_was_made_from_a_commit_is_for_get_state_only(tmp_path):
+    live, _ = make_session()
+    (tmp_path / session_module.COMMIT_FILE).write_bytes(b"committed")
+    live.acknowledge(1, CheckpointPlace(str(tmp_path), report=1))
+    live.report({"loss": 1})
+    assert live.get_checkpoint() is None and live.stored_commit() == b"committed"
+
+
+def test_a_commit_after_a_restart_replaces_the_one_that_was_stored():
+    alone = types.SimpleNamespace(
+        are_ready=lambda: True, any=lambda flag: flag, gather=lambda number: [number]
+    )
+    before = CommittedState(alone, States())
+    before.commit({"epoch": 5})
+    restarted = CommittedState(alone, States(), stored=before.dump)
+    restarted.commit({"epoch": 6})
+    assert restarted.get() == {"epoch": 6}
 
 
 def nested(levels, kind):

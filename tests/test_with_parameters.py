@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable
@@ -68,6 +69,20 @@ def test_parameters_are_found_below_partial() -> None:
     bound = with_parameters(train, model=torch.nn.Linear(1, 1))
     assert parameters_of(partial(bound)) is parameters_of(bound) is not None
     assert parameters_of(train) is None
+
+
+def test_the_objects_are_put_once_into_each_ray_that_they_are_sent_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shipped = parameters_of(with_parameters(train, model=torch.nn.Linear(1, 1)))
+    assert shipped is not None
+    numbers = itertools.count(1)
+    monkeypatch.setattr("ray.put", lambda packed: next(numbers))
+    found = []
+    for session in ("first", "first", "second"):
+        monkeypatch.setattr("horovod_tune.function.with_parameters._session", lambda session=session: session)
+        found.append(shipped.reference())
+    assert found == [1, 1, 2]
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "testbed"))
 
@@ -29,22 +29,8 @@ from steady import RESTART_S, Training, steady_training
 HOSTS = 4
 
 
-@dataclass(frozen=True)
-class Row:
-    """What came of a fault. Seconds from its beginning."""
-
-    fault: str
-    timeout_s: float
-    error_s: float | None
-    # The longest time without a report, and when it ended.
-    silence_s: float
-    on_again_s: float
-    counted_failures: int
-    error: str
-
-
-def run(training: Training, fault: Fault) -> Row:
-    """Do the fault to the trial, undo it, and return what came of it.
+def run(training: Training, fault: Fault) -> dict[str, Any]:
+    """Do the fault to the trial, undo it, and return what came of it, in seconds from its beginning.
 
     Raises:
         AssertionError: the trial made something else of it.
@@ -83,21 +69,18 @@ def run(training: Training, fault: Fault) -> Row:
     silence_s, again_s = max(
         (later.time_s - earlier.time_s, later.time_s) for earlier, later in pairwise(seen)
     )
-    return Row(
-        fault=fault.name,
-        timeout_s=training.timeout_s,
-        error_s=error_s,
-        silence_s=round(silence_s, 1),
-        on_again_s=round(again_s - began_s, 1),
-        counted_failures=training.counted_failures() - counted,
-        error=words_of(new, fault.error.format(host=host)) if fault.error else "",
-    )
-
-
-def words_of(errors: list[str], expected: str) -> str:
-    """Return the beginning of what was said, from where it is what was expected."""
-    found = re.search(expected, "\n".join(errors))
-    return " ".join(found.string[found.start() :].split())[:300] if found else ""
+    error = re.search(fault.error.format(host=host), "\n".join(new)) if fault.error else None
+    return {
+        "fault": fault.name,
+        "timeout_s": training.timeout_s,
+        "error_s": error_s,
+        # The longest time without a report, and when it ended.
+        "silence_s": round(silence_s, 1),
+        "on_again_s": round(again_s - began_s, 1),
+        "counted_failures": training.counted_failures() - counted,
+        # From where it is what was expected.
+        "error": " ".join(error.string[error.start() :].split())[:300] if error else "",
+    }
 
 
 def fails(training: Training, told: int) -> bool:

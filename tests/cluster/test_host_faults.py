@@ -41,4 +41,4 @@ def switch_off(training: Training, host: str) -> None:
 
 def test_a_host_that_its_cloud_switches_off_is_named_and_not_counted(training: Training) -> None:
     row = run(training, Fault("switched off", switch_off, error=f"preempted: {LOST}", loses_host=True))
-    assert row.counted_failures == 0
+    assert row["counted_failures"] == 0

@@ -97,17 +97,17 @@ def slurm() -> Iterator[Slurm]:
 
 
 def test_two_jobs_share_nodes_and_each_ends_with_its_own_exit_code(slurm: Slurm) -> None:
-    # A search of Horovod trials with a rank on each node, and one of plain Tune trials.
+    # Two searches of Horovod trials with a rank on each node; the second ends with an exit status of 3.
     options = "--address auto --num-hosts 3 --num-slots 1 --num-samples 2 --epochs 3"
     digits = f"python {REPOSITORY}/examples/bayesopt_digits.py {options} --storage-path /shared/first"
     first = slurm.submit("--nodes=3 --cpus-per-task=1", f"{digits} --resume digits")
-    plain = f"python {JOBS}/plain_search.py --hosts 3 --storage /shared/second"
-    second = slurm.submit("--nodes=3 --cpus-per-task=1", f"bash -c '{plain} && exit 3'")
+    second = slurm.submit("--nodes=3 --cpus-per-task=1", f"python {JOBS}/project/search.py --address auto")
     assert slurm.wait_for_end(first) == "COMPLETED", slurm.log(first)
     assert slurm.wait_for_end(second) == "FAILED", slurm.log(second)
     assert slurm.fact(second, "ExitCode") == "3:0"
     assert "best_config: {'lr':" in slurm.log(first) and "held-out digits" in slurm.log(first)
-    assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in slurm.log(second)
+    found = [(host, "data arrived") for host in slurm.lab.hosts]
+    assert f"best {{'x': 1.0}} found {found} errors 0" in slurm.log(second)
     # Both at once: neither had ended when the other started.
     began = {job: slurm.fact(job, "StartTime") for job in (first, second)}
     assert max(began.values()) < min(slurm.fact(job, "EndTime") for job in (first, second)), began

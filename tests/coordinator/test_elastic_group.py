@@ -314,3 +314,20 @@ def test_after_random_losses_the_trial_continues_or_fails_in_time(
         assert "rank " in str(error)
     assert all(size <= max_workers for size in sizes)
     assert trial.clock.now - began < 8 * 20 + 12 * (TIMEOUT_S * 1.5 + WAIT_S + 20)
+
+
+def test_any_number_of_worlds_may_break_if_each_of_them_has_reported(make: Callable[..., FakeTrial]) -> None:
+    trial = make(2, min_workers=1, max_workers=2)
+    for _ in range(2 * WORLDS_WITHOUT_REPORT):
+        trial.world[1].die()
+        trial.next_report()
+        trial.settle()
+
+
+def test_a_worker_whose_node_drains_before_it_joins_does_not_join(make: Callable[..., FakeTrial]) -> None:
+    trial = make(2, min_workers=1, max_workers=2)
+    trial.launcher.draining = {"node 3"}
+    trial.next_report()
+    assert trial.group.world.resize(4, b"")
+    assert [trial.next_report().metrics["size"] for _ in range(3)] == [3, 3, 3]
+    assert trial.group.world.changes == ["more workers join"]

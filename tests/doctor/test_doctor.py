@@ -172,10 +172,7 @@ def test_gpus_that_ray_hides_from_its_tasks_are_still_seen(
 
 @pytest.mark.parametrize(("torch", "status"), [(TORCH, 0), (None, 1)])
 def test_the_exit_status_says_whether_a_trial_could_run(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    torch: TorchInfo | None,
-    status: int,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], torch: TorchInfo | None, status: int
 ) -> None:
     monkeypatch.setattr("horovod_tune.doctor.collect_info", lambda: replace(SOUND, torch=torch))
     assert command.run(argparse.Namespace(address=None)) == status

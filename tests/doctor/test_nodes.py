@@ -13,11 +13,7 @@ from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 def machine(number: int, **changes: object) -> Node:
     look = Node(
-        f"n{number}",
-        f"10.0.0.{number}",
-        info=SOUND,
-        interface="eth0",
-        interface_address=f"10.0.0.{number}",
+        f"n{number}", f"10.0.0.{number}", info=SOUND, interface="eth0", interface_address=f"10.0.0.{number}"
     )
     return replace(look, **changes)
 

@@ -53,6 +53,30 @@ del os.environ["HOROVOD_FUSION_THRESHOLD"]
 hvd.init()
 """
 
+SYNCHRONISED = """
+from horovod_tune.gloo.horovod_world import HorovodWorld
+
+world = HorovodWorld()
+world.load()
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+model = torch.nn.Linear(1, 1, bias=False)
+state = hvd.elastic.TorchState(model=model)
+for value in (7.0, 9.0):  # rank 0's, and one that is not committed
+    torch.nn.init.constant_(model.weight, value)
+    if value == 7.0:
+        state.sync()
+state.restore()
+print(model.weight.item())
+"""
+
+
+def test_a_state_returns_to_what_was_synchronised_and_not_to_its_first_values() -> None:
+    """A rank that joined is rank 0 after the next loss, before it has committed itself."""
+    assert run_python("-c", SYNCHRONISED).stdout.split() == ["7.0"]
+
 
 def test_a_process_makes_no_world_with_other_settings_than_its_first() -> None:
     ran = run_python("-c", OTHER_SETTINGS)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 from horovod_tune.horovod_build import BuildError, build, installed, patches
 from horovod_tune.horovod_build.build import Plan, first_error, percent_done
@@ -148,13 +147,8 @@ def test_a_line_that_only_speaks_of_errors_is_no_cause(line: str) -> None:
 
 
 def test_the_installed_torch_is_read_without_importing_it() -> None:
-    program = (
-        "import sys; from horovod_tune.horovod_build.installed import installed_torch as f;"
-        "print(f().version); assert 'torch' not in sys.modules"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    program = "import sys; from horovod_tune.horovod_build.installed import installed_torch as f;"
+    ran = run_python("-c", f"{program} print(f().version); assert 'torch' not in sys.modules")
     torch = pytest.importorskip("torch")
     assert ran.stdout.strip() == torch.__version__
     found = installed_torch()

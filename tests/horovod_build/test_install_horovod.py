@@ -143,13 +143,7 @@ def test_the_wheel_of_another_build_is_not_taken_for_ours() -> None:
         given = {"torch_version": "2.13.0+cpu", "machine": "m"}
         return Plan(**(given | changes)).key  # type: ignore[arg-type]
 
-    changes = [
-        {},
-        {"torch_version": "2.13.0"},
-        {"gpu": "nccl"},
-        {"python": "cpython-312"},
-        {"machine": "n"},
-    ]
+    changes = [{}, {"torch_version": "2.13.0"}, {"gpu": "nccl"}, {"python": "cpython-312"}, {"machine": "n"}]
     assert len({key(**change) for change in changes}) == len(changes)
 
 

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
 
 import psutil
 import pytest
-from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
+from horovod_worlds import TIMEOUT_S, run_worlds
 
 from horovod_tune.horovod_build.installed import installed_horovod
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 pytestmark = pytest.mark.processes
-
-TIMEOUT_S = 120
 
 WORK = """
 import json, torch
@@ -61,84 +51,6 @@ print(json.dumps({
 }), flush=True)
 hvd.shutdown()
 """
-
-
-class Recording(RendezvousHandler):
-    """Horovod's own rendezvous, which notes the groups that ranks connect for, by its port."""
-
-    scopes: ClassVar[dict[int, set[str]]] = defaultdict(set)
-
-    def do_PUT(self) -> None:
-        self.scopes[self.server.server_address[1]].add(self.path.split("/")[1])
-        super().do_PUT()
-
-
-@dataclass(frozen=True)
-class World:
-    """What came of one world: the groups that its ranks connected for, and what each rank printed last."""
-
-    slots: list[SlotInfo]
-    scopes: set[str]
-    said: list[dict[str, Any]]
-
-
-def placement(slot: SlotInfo, port: int) -> dict[str, str]:
-    """Return what a rank's environment says of its place, with the rendezvous on this host."""
-    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "hostname")
-    return {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names} | {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-        "HOROVOD_GLOO_IFACE": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-# One process after the other world: an import of torch takes longer than all the rest.
-RANK = """
-import json, os
-for placement in json.loads(os.environ["PLACEMENTS"]):
-    os.environ.update(placement)
-    exec(os.environ["PROGRAM"], {})
-"""
-
-
-def run_worlds(*layouts: str, program: str, before: tuple[str, ...] = ()) -> list[World]:
-    """Run `program` in the world of each layout (``a:2,b:1``), one after the other in the same processes."""
-    all_slots = [get_host_assignments(parse_hosts(hosts), size_of(hosts)) for hosts in layouts]
-    with ExitStack() as undo:
-        ports = []
-        for slots in all_slots:
-            server = RendezvousServer()
-            ports.append(server.start(Recording))
-            undo.callback(server.stop)
-            server.init(slots)
-
-        def run(rank: int) -> list[dict[str, Any]]:
-            placements = [placement(slots[rank], port) for slots, port in zip(all_slots, ports, strict=True)]
-            ran = subprocess.run(
-                [*before, sys.executable, "-c", RANK],
-                env=os.environ | {"PLACEMENTS": json.dumps(placements), "PROGRAM": program},
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-            )
-            assert ran.returncode == 0, ran.stderr[-2000:]
-            return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-
-        size = len(all_slots[0])
-        with ThreadPoolExecutor(size) as pool:
-            said = list(pool.map(run, range(size)))
-    return [
-        World(slots, Recording.scopes[port], [rank[number] for rank in said])
-        for number, (slots, port) in enumerate(zip(all_slots, ports, strict=True))
-    ]
-
-
-def size_of(hosts: str) -> int:
-    return sum(int(part.split(":")[1]) for part in hosts.split(","))
 
 
 def test_the_installed_horovod_is_ours() -> None:
@@ -188,36 +100,24 @@ hvd.shutdown()
 
 
 def test_an_init_that_fails_raises_and_can_be_tried_again() -> None:
-    slots = get_host_assignments(parse_hosts("a:2"), 2)
-    server = RendezvousServer()
-    port = server.start()
-    server.init(slots)
     program = """
-import os
+import json, os
 import horovod.torch as hvd
+os.environ.update(HOROVOD_SIZE="2", HOROVOD_LOCAL_SIZE="2", HOROVOD_GLOO_TIMEOUT_SECONDS="1")
 try:
     hvd.init()
 except ValueError as error:
-    print("raised:", error)
+    raised = str(error)
 hvd.shutdown()
 os.environ.update(HOROVOD_SIZE="1", HOROVOD_LOCAL_SIZE="1")
 del os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
 hvd.init()
-print("size:", hvd.size())
+print(json.dumps({"raised": raised, "size": hvd.size()}))
 """
-    alone = placement(slots[0], port)
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | alone | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    server.stop()
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[0].startswith("raised: Horovod initialization failed")
-    assert ran.stdout.splitlines()[1] == "size: 1"
-    assert "could not connect its ranks" in ran.stderr and "timeout" in ran.stderr.lower()
+    (world,) = run_worlds("a:1", program=program)
+    (said,) = world.said
+    assert said["raised"].startswith("Horovod initialization failed") and said["size"] == 1
+    assert "could not connect its ranks" in world.errors and "timeout" in world.errors.lower()
 
 
 @pytest.mark.slow
@@ -328,20 +228,32 @@ def call_on(port: int, kept: list[socket.socket]) -> int:
     return calls
 
 
+def crowd(port: int, kept: list[socket.socket]) -> int:
+    """Be more silent strangers to a listener than it waits for."""
+    kept.extend(socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(300))
+    return 300
+
+
 @pytest.mark.slow
-def test_strangers_who_connect_to_the_ranks_do_not_disturb_them(tmp_path: Path) -> None:
-    rounds = 3
+@pytest.mark.parametrize(
+    ("size", "call", "wanted", "rounds"),
+    # All ranks but one have a listener for the one that is to come.
+    [(3, call_on, 2 * (len(STRANGERS) + 2), 3), (2, crowd, 300, 1)],
+)
+def test_strangers_who_connect_to_the_ranks_do_not_disturb_them(
+    tmp_path: Path, size: int, call: Callable[[int, list[socket.socket]], int], wanted: int, rounds: int
+) -> None:
     program = f"""
 import json, os, time, torch
 import horovod.torch as hvd
 sums = []
 for each in range({rounds}):
-    if os.environ["HOROVOD_RANK"] == "2":  # until it comes, the others listen
+    if os.environ["HOROVOD_RANK"] == "{size - 1}":  # until it comes, the others listen
         ends_s = time.monotonic() + 60
         while not os.path.exists(f"{tmp_path}/{{each}}") and time.monotonic() < ends_s:
             time.sleep(0.01)
     hvd.init()
-    sums.append(hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item())
+    sums.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
     hvd.barrier()
     hvd.shutdown()
 print(json.dumps({{"sums": sums}}))
@@ -353,53 +265,18 @@ print(json.dumps({{"sums": sums}}))
         for each in range(rounds):
             ends_s = time.monotonic() + TIMEOUT_S
             calls.append(0)
-            # Two ranks, each with a listener for the one that is to come.
-            while calls[-1] < 2 * (len(STRANGERS) + 2) and time.monotonic() < ends_s:
-                calls[-1] += sum(call_on(port, kept) for port in ports_of_children())
+            while calls[-1] < wanted and time.monotonic() < ends_s:
+                calls[-1] += sum(call(port, kept) for port in ports_of_children())
                 time.sleep(0.05)
             (tmp_path / str(each)).touch()
 
     strangers = threading.Thread(target=disturb)
     strangers.start()
     try:
-        (world,) = run_worlds("a:3", program=program)
+        (world,) = run_worlds(f"a:{size}", program=program)
     finally:
         strangers.join()
         for each in kept:
             each.close()
-    assert min(calls) >= 2 * (len(STRANGERS) + 2)
-    assert world.said == [{"sums": [6.0] * rounds}] * 3
-
-
-@pytest.mark.slow
-def test_more_silent_strangers_than_are_waited_for_do_not_disturb_ranks(tmp_path: Path) -> None:
-    program = f"""
-import json, os, time, torch
-import horovod.torch as hvd
-if os.environ["HOROVOD_RANK"] == "1":
-    ends_s = time.monotonic() + 60
-    while not os.path.exists("{tmp_path}/go") and time.monotonic() < ends_s:
-        time.sleep(0.01)
-hvd.init()
-print(json.dumps({{"sum": hvd.allreduce(torch.ones(1), op=hvd.Sum).item()}}))
-"""
-    kept: list[socket.socket] = []
-
-    def disturb() -> None:
-        ends_s = time.monotonic() + TIMEOUT_S
-        while not (ports := ports_of_children()) and time.monotonic() < ends_s:
-            time.sleep(0.05)
-        for _ in range(300):
-            kept.extend(socket.create_connection(("127.0.0.1", port), timeout=5) for port in ports)
-        (tmp_path / "go").touch()
-
-    strangers = threading.Thread(target=disturb)
-    strangers.start()
-    try:
-        (world,) = run_worlds("a:2", program=program)
-    finally:
-        strangers.join()
-        for each in kept:
-            each.close()
-    assert len(kept) >= 300
-    assert world.said == [{"sum": 2.0}] * 2
+    assert min(calls) >= wanted
+    assert world.said == [{"sums": [size] * rounds}] * size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import ray
+from processes import run_python
 from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 from horovod_tune.messages import CheckpointPlace, Report
@@ -138,17 +138,8 @@ def test_without_a_trial_accelerates_launch_runs_the_same_script(tmp_path: Path)
         "trainer.train()\n"
         "print('evaluated', sum('eval_loss' in each for each in trainer.state.log_history))\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "1",
-        str(script),
-    ]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    ran = run_python(*launch, script, cwd=tmp_path, timeout_s=200)
     assert "evaluated 2" in ran.stdout
     assert ran.stderr.count("no trial runs this training") == 1
 

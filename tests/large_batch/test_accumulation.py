@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -142,31 +141,6 @@ def test_a_group_can_be_resized_between_steps_only() -> None:
     accumulator.resize(1, 4)
     accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
     assert accumulator.full
-
-
-def bad(**options: Any) -> GradientAccumulator:
-    return GradientAccumulator(sgd(new_model()), **{"passes": 2, "local_batch_size": 8, **options})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: bad(local_batch_size=1), "local_batch_size must be an integer of at least 2, got 1"),
-        (lambda: bad(max_norm=0), "max_norm must be more than 0, got 0"),
-        (
-            lambda: bad(passes=1, noise_scale=NoiseScale()),
-            "passes must be at least 2 on one rank",
-        ),
-        (lambda: bad().step(), "samples over all ranks must be an integer of at least 1, got 0"),
-        (
-            lambda: bad().backward(torch.zeros(1, requires_grad=True).sum(), samples=0),
-            "samples must be an integer of at least 1, got 0",
-        ),
-    ],
-)
-def test_bad_arguments_are_named_with_their_bound(call: Any, message: str) -> None:
-    with pytest.raises(HyperparameterError, match=message):
-        call()
 
 
 def test_a_pass_too_many_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from horovod_tune.large_batch import (
     FixedGrowth,
     GlobalBatch,
     GradientAccumulator,
-    HyperparameterError,
     LargeBatchLR,
     MultiStep,
     NoiseEstimate,
@@ -52,26 +50,18 @@ def test_curvature_grows_where_it_falls_and_after_the_duration() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_power_iteration_finds_the_eigenvalue_of_a_dense_hessian(seed: int) -> None:
+    """Of a network with one hidden layer."""
     torch.manual_seed(seed)
-    layers = [torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)]
-    model = torch.nn.Sequential(*layers).double()
-    rows, answers = torch.randn(30, 4).double(), torch.randn(30, 1).double()
+    rows, answers = torch.randn(30, 4).double(), torch.randn(30).double()
 
-    def loss() -> torch.Tensor:
-        return (model(rows) - answers).square().mean()
+    def loss(weights: torch.Tensor) -> torch.Tensor:
+        return ((rows @ weights[:20].view(4, 5)).tanh() @ weights[20:] - answers).square().mean()
 
-    params = list(model.parameters())
-    flat = torch.nn.utils.parameters_to_vector(params).detach()
-
-    def of_vector(vector: torch.Tensor) -> torch.Tensor:
-        parts = vector.split([each.numel() for each in params])
-        names = [name for name, _ in model.named_parameters()]
-        values = {n: p.view_as(each) for n, p, each in zip(names, parts, params, strict=True)}
-        return (torch.func.functional_call(model, values, rows) - answers).square().mean()
-
-    eigenvalues = torch.linalg.eigvalsh(torch.autograd.functional.hessian(of_vector, flat))
+    flat = 0.5 * torch.randn(25).double()
+    eigenvalues = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))
     largest = eigenvalues[eigenvalues.abs().argmax()].item()
-    found = largest_eigenvalue(loss, params, max_products=500, tolerance=1e-9)
+    params = [part.clone().requires_grad_() for part in flat.split([20, 5])]
+    found = largest_eigenvalue(lambda: loss(torch.cat(params)), params, max_products=500, tolerance=1e-9)
     assert found == pytest.approx(largest, rel=1e-4)
     assert all(each.grad is None for each in params)
 
@@ -173,31 +163,6 @@ def test_the_state_goes_through_a_checkpoint_to_a_world_of_any_size(world_size: 
         assert other.rate == training.rate
         assert other.growth.batch.split.global_batch_size == training.growth.batch.split.global_batch_size
     assert training.growth.batch.split.global_batch_size == 128
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: FixedGrowth([2, 1]), r"milestones must increase, got \[2, 1\]"),
-        (lambda: NoiseScaleGrowth(fraction=0), "fraction must be more than 0, got 0"),
-        (lambda: CurvatureGrowth(decay=1), "decay must be more than 1, got 1"),
-        (
-            lambda: CurvatureGrowth().growth(0, 1, math.nan),
-            "eigenvalue must be a finite number, got nan",
-        ),
-        (
-            lambda: largest_eigenvalue(lambda: torch.zeros(()), [torch.zeros(1)]),
-            "parameters must have one that requires a gradient, got none",
-        ),
-        (
-            lambda: Training(FixedGrowth([1]), max_global_batch_size=16),
-            "max_global_batch_size must be an integer of at least 32, got 16",
-        ),
-    ],
-)
-def test_bad_numbers_are_named_with_their_bound(call: Any, message: str) -> None:
-    with pytest.raises(HyperparameterError, match=message):
-        call()
 
 
 def test_a_policy_of_ones_own_is_enough() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from typing import Any
 
 import numpy as np
@@ -54,32 +53,26 @@ def trained(kind: type, case: Any, **options: Any) -> list[np.ndarray]:
     return [parameter.detach().numpy() for parameter in params]
 
 
-def option_sets(kind: str) -> list[dict[str, Any]]:
-    draw = random.Random(kind)
-    sets: list[dict[str, Any]] = []
-    for decay in (0.0, 0.05):
-        if kind == "lars":
-            for nesterov in (False, True):
-                options = {"momentum": draw.choice([0.5, 0.9, 0.99]), "trust": 10 ** draw.uniform(-3, 0)}
-                sets.append({"weight_decay": decay, "nesterov": nesterov, **options})
-            sets.append({"weight_decay": decay, "momentum": 0.0, "eps": 1e-3})
-        else:
-            for eps in (1e-8, 1e-3):
-                betas = (draw.choice([0.0, 0.5, 0.9]), draw.choice([0.9, 0.999]))
-                sets.append({"weight_decay": decay, "betas": betas, "eps": eps})
-    sets.append({"layer_wise": False, "weight_decay": 0.1})
-    return sets
-
-
-CASES = [(kind, options) for kind in KINDS for options in option_sets(kind)]
-
-
-@pytest.mark.parametrize(("kind", "options"), CASES, ids=lambda value: str(value)[:90])
-def test_every_option_equals_the_float64_reference(kind: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("lars", {"momentum": 0.9, "trust": 0.02}),
+        ("lars", {"momentum": 0.99, "trust": 0.3, "nesterov": True}),
+        ("lars", {"momentum": 0.0, "eps": 1e-3}),
+        ("lamb", {"betas": (0.0, 0.9), "eps": 1e-8}),
+        ("lamb", {"betas": (0.9, 0.999), "eps": 1e-3}),
+        *((kind, {"layer_wise": False}) for kind in KINDS),
+    ],
+    ids=str,
+)
+def test_every_option_equals_the_float64_reference(
+    kind: str, options: dict[str, Any], weight_decay: float
+) -> None:
     for seed in range(4):
         case = random_case(seed)
-        found = trained(KINDS[kind], case, **options)
-        expected = getattr(references, kind)(*case, **options)
+        found = trained(KINDS[kind], case, weight_decay=weight_decay, **options)
+        expected = getattr(references, kind)(*case, weight_decay=weight_decay, **options)
         for ours, reference in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, reference, rtol=1e-10, atol=1e-10)
 
@@ -100,22 +93,6 @@ def test_lars_without_layers_is_torchs_sgd_and_lamb_torchs_adamw() -> None:
     ]:
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_does_not_depend_on_the_gradients_size(kind: str) -> None:
-    weights, gradients, rates = random_case(5)
-    small = [[1e-5 * gradient for gradient in grads] for grads in gradients]
-    options = {"eps": 0.0}
-    weights[5 % len(weights)] += 1.0
-    gradients[3] = [gradient + 1.0 for gradient in gradients[3]]
-    small[3] = [1e-5 * gradient for gradient in gradients[3]]
-    for one, other in zip(
-        trained(KINDS[kind], (weights, gradients, rates), **options),
-        trained(KINDS[kind], (weights, small, rates), **options),
-        strict=True,
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-7)
 
 
 # Squares of gradients underflow in float16, with LAMB as with torch's Adam.
@@ -242,28 +219,6 @@ def test_a_grad_scaler_skips_an_overflow_and_unscales_the_rest(kind: str) -> Non
             plain.step()
     assert scaler.get_scale() == 512.0
     torch.testing.assert_close(model.weight, twin.weight)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda p: Lars(p, lr=-1), "lr must be at least 0, got -1"),
-        (lambda p: Lars(p, momentum=1.0), "momentum must be at least 0 and less than 1, got 1.0"),
-        (lambda p: Lars(p, momentum=0, nesterov=True), "momentum must be more than 0 with nesterov, got 0"),
-        (lambda p: Lamb(p, layer_wise=2), "layer_wise must be True or False, got 2"),
-        (lambda p: Lars(p, trust=0), "trust must be more than 0, got 0"),
-        (lambda p: Lars(p, weight_decay=float("nan")), "weight_decay must be a finite number, got nan"),
-        (lambda p: Lamb(p, betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and less than 1, got 1.0"),
-        (lambda p: Lamb(p, eps=-1e-6), "eps must be at least 0, got -1e-06"),
-        (
-            lambda p: Lars([torch.zeros(2, dtype=torch.complex64)]),
-            "parameter 0 of group 0 must be real, got torch.complex64",
-        ),
-    ],
-)
-def test_bad_options_are_named_with_their_bound(make: Any, message: str) -> None:
-    with pytest.raises(HyperparameterError, match=message):
-        make([torch.nn.Parameter(torch.ones(2, 2))])
 
 
 def test_a_second_moment_of_0_without_eps_is_named_and_poisons_no_weight() -> None:

@@ -9,15 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from horovod_tune.large_batch import (
-    Constant,
-    Cosine,
-    HyperparameterError,
-    LargeBatchLR,
-    MultiStep,
-    Schedule,
-    Warmup,
-)
+from horovod_tune.large_batch import Constant, Cosine, HyperparameterError, LargeBatchLR, MultiStep, Warmup
 
 
 def sgd(*rates: float) -> torch.optim.Optimizer:
@@ -97,38 +89,6 @@ def test_a_tensor_rate_stays_the_same_tensor() -> None:
     scheduler.change_batch(steps_per_epoch=2)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == pytest.approx(0.5 * Cosine(10)(4))
-
-
-def bad_schedule(value: float) -> Schedule:
-    return lambda time: value
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"steps_per_epoch": 1, "global_batch_size": 8},
-            "global_batch_size and base_batch_size must be given together, got 8 and None",
-        ),
-        (
-            {"steps_per_epoch": 1, "rule": "quadratic"},
-            "rule must be one of linear, none, sqrt",
-        ),
-        (
-            {"steps_per_epoch": 1, "schedule": bad_schedule(float("nan"))},
-            "schedule must be finite and at least 0, got nan at epoch 0",
-        ),
-        (
-            {"steps_per_epoch": 1, "schedule": bad_schedule(-1)},
-            "schedule must be finite and at least 0, got -1 at epoch 0",
-        ),
-        ({"steps_per_epoch": 1, "schedule": 0.5}, "schedule must be a function of the time, got 0.5"),
-    ],
-)
-def test_bad_arguments_are_named_with_their_bound(options: dict, message: str) -> None:
-    options = {"schedule": Constant(), **options}
-    with pytest.raises(HyperparameterError, match=message):
-        LargeBatchLR(sgd(0.1), options.pop("schedule"), **options)
 
 
 def test_a_refused_change_changes_nothing() -> None:

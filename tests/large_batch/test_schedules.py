@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Callable
 
@@ -11,27 +10,13 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from horovod_tune.large_batch import (
-    Cosine,
-    HyperparameterError,
-    InverseSqrt,
-    MultiStep,
-    OneCycle,
-    Polynomial,
-    Schedule,
-    Warmup,
-)
+from horovod_tune.large_batch import Cosine, InverseSqrt, MultiStep, OneCycle, Polynomial, Schedule, Warmup
 
 TIMES = np.linspace(0, 120, 2401)
 
 
 # Those that torch has as well are compared with torch's below.
 CURVES = {
-    "multi-step": (
-        MultiStep([30, 60.5, 80], gamma=0.3),
-        0.3 ** ((TIMES >= 30) * 1 + (TIMES >= 60.5) * 1 + (TIMES >= 80) * 1),
-    ),
-    "cosine": (Cosine(90, end=0.1), 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * np.minimum(TIMES / 90, 1)))),
     "inverse square root": (InverseSqrt(7.5), 1 / np.sqrt(1 + TIMES / 7.5)),
     "warm-up of Vaswani et al.": (
         Warmup(12, InverseSqrt(12)),
@@ -98,25 +83,3 @@ def test_schedules_can_be_compared_and_pickled() -> None:
     schedule = Warmup(5, MultiStep([30, 60]), start=0.1)
     assert pickle.loads(pickle.dumps(schedule)) == schedule
     assert schedule != Warmup(5, MultiStep([30, 61]), start=0.1)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Cosine(0), "length must be more than 0, got 0"),
-        (lambda: Cosine(math.inf), "length must be a finite number, got inf"),
-        (lambda: Cosine("90"), "length must be a finite number, got '90'"),
-        (lambda: Polynomial(10, power=0), "power must be more than 0, got 0"),
-        (lambda: Polynomial(10, end=-0.1), "end must be at least 0, got -0.1"),
-        (lambda: MultiStep([30, 20]), r"milestones must increase, got \[30, 20\]"),
-        (lambda: MultiStep([-1]), r"milestones\[0\] must be at least 0, got -1"),
-        (lambda: OneCycle(10, rise=1), "rise must be at least 0 and less than 1, got 1"),
-        (lambda: InverseSqrt(0), "timescale must be more than 0, got 0"),
-        (lambda: Warmup(-1), "length must be at least 0, got -1"),
-        (lambda: Warmup(2, 3), r"then must be a schedule, such as Cosine\(10\), got 3"),
-        (lambda: Warmup(float("nan")), "length must be a finite number, got nan"),
-    ],
-)
-def test_bad_numbers_are_named_with_their_bound(make, message: str) -> None:
-    with pytest.raises(HyperparameterError, match=message):
-        make()

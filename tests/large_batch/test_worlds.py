@@ -6,21 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import run_world
+from horovod_worlds import run_worlds
 
 LAYER_WISE = ("lars", "lamb")
 
 
+def run(backend: str) -> list[dict[str, Any]]:
+    """Return what each of two ranks has found."""
+    program = Path(__file__).parent / "programs" / "two_ranks.py"
+    (world,) = run_worlds("a:2", program=program.read_text(), BACKEND=backend)
+    return world.said
+
+
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    """What each of two ranks of Horovod has found."""
-    return run_world(Path(__file__).parent / "programs" / "two_ranks.py")
+    return run("horovod")
 
 
 @pytest.fixture(scope="module")
 def torch_ranks() -> list[dict[str, Any]]:
-    """What each of two ranks of torch.distributed has found."""
-    return run_world(Path(__file__).parent / "programs" / "two_ranks.py", backend="torch")
+    return run("torch")
 
 
 @pytest.fixture(params=["ranks", "torch_ranks"])

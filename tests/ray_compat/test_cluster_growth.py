@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from horovod_tune.ray_compat import queries
 from horovod_tune.ray_compat.queries import cluster_can_grow
 
 OWN_MACHINE = "local.cluster.node"
@@ -51,3 +52,10 @@ def test_only_an_autoscaler_with_a_cluster_file_makes_a_cluster_grow(
     monkeypatch.setattr("ray._private.worker._global_node", SimpleNamespace(is_head=lambda: is_head))
     monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", published)
     assert cluster_can_grow() is grows
+
+
+def test_a_draining_node_has_no_free_resources_for_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"draining": {"CPU": 8.0}, "another": {"CPU": 2.0}}
+    monkeypatch.setattr(queries, "draining_nodes", lambda: {"draining"})
+    monkeypatch.setattr("ray._private.state.state.available_resources_per_node", lambda: free)
+    assert queries.free_on_remaining_nodes() == {"another": {"CPU": 2.0}}

@@ -37,10 +37,7 @@ def final(config: dict[str, Any]) -> float:
 
 
 def asha(
-    search: Searcher,
-    trials: int,
-    workers: int = 4,
-    curve: Callable[[dict[str, Any]], list[float]] = curve,
+    search: Searcher, trials: int, workers: int = 4, curve: Callable[[dict[str, Any]], list[float]] = curve
 ) -> list[dict[str, Any]]:
     """Run trials under Tune's ASHA, a report of each worker in turn; return the configurations."""
     limited = ConcurrencyLimiter(search, workers)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from ray import tune
 
@@ -154,43 +153,6 @@ def test_a_limit_that_no_trial_tells_of_is_named(caplog: pytest.LogCaptureFixtur
     search = BayesOptSearch(SQUARE, "accuracy", "max", limits=["power_w <= 3"])
     run(search, narrow, 8)
     assert caplog.text.count("'power_w'") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"metric": ["a"], "mode": ["min"]}, "two different names or more"),
-        ({"metric": ["a", "a"], "mode": ["min", "max"]}, "two different names or more"),
-        ({"metric": ["a", "b"], "mode": "min"}, "for each of the metrics"),
-        ({"metric": ["a", "b"], "mode": ["min", "least"]}, "least"),
-        ({"metric": ["a", "b"], "mode": ["min", "max"], "utility_kwargs": {"kind": "ei"}}, "one metric"),
-        (
-            {"metric": ["a", "b"], "mode": ["min", "max"], "analysis": pd.DataFrame()},
-            "analysis is for one metric",
-        ),
-        ({"metric": "a", "mode": "min", "limits": ["b ~ 3"]}, 'written like "latency_ms <= 20"'),
-        ({"metric": "a", "mode": "min", "limits": ["b <= inf"]}, "a finite bound, got 'b <= inf'"),
-        ({"metric": "a", "mode": "min", "limits": ["b =< 3"]}, "got 'b =< 3'"),
-        ({"metric": "a", "mode": "min", "limits": ["0 <= b <= 3"]}, "one metric"),
-        (
-            {"metric": "a", "mode": "min", "limits": ["b < 3"], "points_to_evaluate": [{"x": 0.1, "y": 0.1}]}
-            | {"evaluated_rewards": [1.0]},
-            "one value per point",
-        ),
-    ],
-)
-def test_what_cannot_be_is_named(arguments: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        BayesOptSearch(SQUARE, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [*((each, "a list such as") for each in (3, None, [3])), ("b < 3", r"a list, as in limits=\['b < 3'\]")],
-)
-def test_limits_that_are_no_list_of_texts_are_refused(limits: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=f"limits must be {message}"):
-        BayesOptSearch(SQUARE, "a", "min", limits=limits)
 
 
 @pytest.mark.filterwarnings("error")

@@ -55,23 +55,20 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "space_known_before"), [*((kind, True) for kind in KINDS), ("one metric", False)]
-)
+@pytest.mark.parametrize(("kind", "knows"), [*((kind, True) for kind in KINDS), ("one metric", False)])
 def test_a_restored_search_suggests_what_the_uninterrupted_one_does(
-    tmp_path: Path, kind: str, space_known_before: bool
+    tmp_path: Path, kind: str, knows: bool
 ) -> None:
+    """Also one that is made without a space, a metric and a mode."""
     search = BayesOptSearch(random_state=1, **KINDS[kind])
     search.set_search_properties(None, None, mixed_space())
     told(search, 8)
     search.suggest("live"), search.suggest("another")
     search.save(str(tmp_path / "s"))
-    fresh = BayesOptSearch(random_state=99, **{**KINDS[kind], "analysis": None})
-    if space_known_before:
+    fresh = BayesOptSearch(random_state=99, **({**KINDS[kind], "analysis": None} if knows else {}))
+    if knows:
         fresh.set_search_properties(None, None, mixed_space())
     fresh.restore(str(tmp_path / "s"))
-    if not space_known_before:
-        fresh.set_search_properties(None, None, mixed_space())
     assert fresh._history == search._history
     suggested = []
     for one in (search, fresh):
@@ -81,6 +78,7 @@ def test_a_restored_search_suggests_what_the_uninterrupted_one_does(
             one.on_trial_complete(trial_id, result)
         suggested.append([*found, one.suggest("c")])
     assert suggested[0] == suggested[1]
+    assert fresh.set_search_properties(None, None, mixed_space())
 
 
 @pytest.mark.parametrize("kind", ["one metric", "front"])
@@ -114,8 +112,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "it is not"), (b"lr=3", "it is not JSON"), (b"[]", "its 'format' is not")],
+    ("content", "message"), [(None, "it is not"), (b"lr=3", "it is not JSON"), (b"[]", "its 'format' is not")]
 )
 def test_what_is_not_a_saved_search_is_refused_and_not_run(
     tmp_path: Path, content: bytes | None, message: str

@@ -26,18 +26,6 @@ def test_a_limiter_is_restored_from_an_experiments_folder(tmp_path: Path) -> Non
     assert isinstance(restored, BayesOptSearch) and list(restored._history.trials) == ["a"]
 
 
-def test_a_restored_search_needs_nothing_else_and_learns_what_comes_next(tmp_path: Path) -> None:
-    search = BayesOptSearch({"a": tune.uniform(0, 5), "b": tune.choice(["x", "y"])}, metric="m", mode="max")
-    search.suggest("1")
-    search.save(str(tmp_path / "s"))
-    fresh = BayesOptSearch()
-    fresh.restore(str(tmp_path / "s"))
-    for one in (search, fresh):
-        one.on_trial_complete("1", {"m": 1.0})
-    assert fresh.suggest("2") == search.suggest("2")
-    assert fresh.set_search_properties("m", "max", {"a": tune.uniform(0, 5), "b": tune.choice(["x", "y"])})
-
-
 def test_a_result_before_the_space_is_known_again_is_kept(tmp_path: Path) -> None:
     space = {"f": tune.choice([len, sum]), "x": tune.uniform(0, 1)}  # functions are not in JSON
     search = BayesOptSearch(space, metric="m", mode="min")

@@ -85,30 +85,12 @@ def test_rays_functions_work_in_ranks(tune_run: Callable[..., Any], file_store: 
     assert runs_in(file_store) == [(name, name, "FINISHED", {"loss": 0.5})]
 
 
-def test_trackers_callbacks_see_each_trial_once(ray_session: Any, tmp_path: Path, file_store: str) -> None:
-    """The lines of docs/integrations.md."""
-    from ray.air.integrations.mlflow import MLflowLoggerCallback
-
-    def train(config: dict[str, Any]) -> None:
-        report(loss=config["x"])
-
-    callback = MLflowLoggerCallback(tracking_uri=file_store, experiment_name="mine")
-    results = tune.Tuner(
-        DistributedTrainableCreator(train, num_slots=2),
-        param_space={"x": tune.grid_search([1.0, 2.0])},
-        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0, callbacks=[callback]),
-    ).fit()
-    assert sorted((name, metrics["loss"]) for name, _, _, metrics in runs_in(file_store)) == [
-        ("mine", 1.0),
-        ("mine", 2.0),
-    ]
-    assert all(list(Path(each.path).glob("events.out.tfevents.*")) for each in results)
-
-
-def test_weights_and_biases_has_one_run_a_trial(
-    ray_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_trackers_have_one_run_a_trial(
+    ray_session: Any, tmp_path: Path, file_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The lines of docs/integrations.md: a callback of the driver's, and what a rank sets up itself."""
     pytest.importorskip("wandb")
+    from ray.air.integrations.mlflow import MLflowLoggerCallback
     from ray.air.integrations.wandb import WandbLoggerCallback
 
     by_callback, by_rank = tmp_path / "callback", tmp_path / "rank"
@@ -127,15 +109,18 @@ def test_weights_and_biases_has_one_run_a_trial(
             run.log({"gradient_norm": config["x"] + step})
             report(loss=config["x"] / (step + 1))
 
+    callbacks = [
+        MLflowLoggerCallback(tracking_uri=file_store, experiment_name="mine"),
+        WandbLoggerCallback(project="mine", mode="offline", dir=str(by_callback)),
+    ]
     results = tune.Tuner(
         DistributedTrainableCreator(train, num_slots=2),
-        param_space={"x": tune.grid_search([1.0, 2.0])},
-        run_config=tune.RunConfig(
-            storage_path=str(tmp_path / "results"),
-            verbose=0,
-            callbacks=[WandbLoggerCallback(project="mine", mode="offline", dir=str(by_callback))],
-        ),
+        param_space={"x": tune.grid_search([3.0, 6.0])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "results"), verbose=0, callbacks=callbacks),
     ).fit()
     assert not results.errors
+    seen = sorted((name, metrics["loss"]) for name, _, _, metrics in runs_in(file_store))
+    assert seen == [("mine", 1.0), ("mine", 2.0)]
+    assert all(list(Path(each.path).glob("events.out.tfevents.*")) for each in results)
     for directory in (by_callback, by_rank):
         assert len(list(directory.glob("**/offline-run-*/run-*.wandb"))) == 2

@@ -145,6 +145,16 @@ def train(config: dict[str, Any]) -> None:
         commit(state)
 
 
+def wait_for_the_end_of_the_world() -> None:
+    """Return when Horovod's world has been ended by another rank's loss; nothing collective is called."""
+    import horovod.torch as hvd
+
+    end = time.monotonic() + 120
+    while hvd.is_initialized():
+        assert time.monotonic() < end, "the world of a lost rank does not end"
+        time.sleep(0.01)
+
+
 def train_with_a_sampler(config: dict[str, Any]) -> None:
     """Train each sample of each epoch once, as Horovod's elastic mode has it."""
     import horovod.torch as hvd
@@ -152,8 +162,10 @@ def train_with_a_sampler(config: dict[str, Any]) -> None:
     from horovod.common import elastic
     from horovod.runner.elastic.worker import WorkerNotificationManager
 
+    with pytest.raises(ValueError, match="Horovod has not been initialized"):
+        hvd.rank()
     hvd.init()
-    sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES))  # which asks for its rank when it is restored
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -165,8 +177,11 @@ def train_with_a_sampler(config: dict[str, Any]) -> None:
         assert not isinstance(elastic.notification_manager, WorkerNotificationManager)
         while state.epoch < 2:
             for number, index in enumerate(state.sampler):
-                if state.epoch == 1 and number == 5 and hvd.rank() == 1:
-                    die(config)
+                if state.epoch == 1 and number == 5 and get_world().changes == 0:
+                    if hvd.rank() == 1:
+                        die(config)
+                    wait_for_the_end_of_the_world()
+                    assert hvd.global_process_set.rank() == hvd.rank(), "known in a world that has ended"
                 # The sampler fills the last step up with samples that it has given out already.
                 place = hvd.rank() + number * hvd.size()
                 mine = index if place < len(state.sampler.remaining_indices) else None

@@ -51,6 +51,7 @@ def test_a_process_that_is_ended_cleans_up_first(tune_run: Callable[..., Any], t
     eventually(lambda: set(os.listdir(notes)) == expected, why=lambda: os.listdir(notes))
 
 
+@pytest.mark.contract
 def test_artifacts_are_stored_until_the_end(ray_session: Any, tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Trials that ResourceChangingScheduler resizes: as many ranks as their new resources hold."""
+"""Trials that schedulers pause or resize continue where they were, with the ranks of their resources."""
 
 from __future__ import annotations
 
@@ -73,21 +73,28 @@ def test_a_trial_has_the_ranks_of_its_new_resources(tune_run: Run) -> None:
     assert [each["world_size"] for each in records] == [2, 2, 4, 4, 1, 1]
 
 
-def test_trials_that_pause_continue_where_they_were_with_more_ranks(tune_run: Run) -> None:
-    scheduler = ResourceChangingScheduler(HyperBandScheduler(max_t=4, reduction_factor=2))
+@pytest.mark.parametrize(
+    ("resizes", "sizes"),
+    [
+        pytest.param(False, {2}, marks=pytest.mark.contract, id="paused"),
+        pytest.param(True, {2, 3, 4}, id="both"),
+    ],
+)
+def test_trials_that_pause_continue_where_they_were(tune_run: Run, resizes: bool, sizes: set[int]) -> None:
+    scheduler: Any = HyperBandScheduler(max_t=4, reduction_factor=2)
     analysis = tune_run(
         DistributedTrainableCreator(train, num_slots=2),
         config={"steps": 4, "x": tune.grid_search([1, 2, 3])},
         metric="loss",
         mode="min",
-        scheduler=scheduler,
+        scheduler=ResourceChangingScheduler(scheduler) if resizes else scheduler,
     )
     assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * 3
     histories = analysis.trial_dataframes.values()
     assert max(history["step"].max() for history in histories) == 4
     for history in histories:
         assert history["step"].tolist() == list(range(1, len(history) + 1)), "no step twice, none left out"
-        assert set(history["ranks"]) <= {2, 3, 4}
+        assert set(history["ranks"]) <= sizes
         assert history["ranks"].tolist() == history["world_size"].tolist()
 
 

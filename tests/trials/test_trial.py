@@ -118,6 +118,7 @@ def asks_tune(config: dict[str, Any]) -> None:
             "experiment": context.get_experiment_name(),
             "cpus": context.get_trial_resources().required_resources["CPU"],
             "none": tune.get_checkpoint() is None,
+            "hosts": "of the function's own",
         }
     )
 
@@ -127,6 +128,7 @@ def test_tunes_own_context_and_report_work_in_every_rank(trials: Any) -> None:
     (result,) = reported(trial)
     assert (result["id"], result["name"]) == (trial.trial_id, str(trial))
     assert (result["experiment"], result["cpus"], result["none"]) == ("experiment", 2.0, True)
+    assert result["hosts"] == "of the function's own", "which replaces the trial's"
     assert result["dir"].endswith(os.path.basename(trial.path))
 
 

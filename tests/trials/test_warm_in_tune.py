@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from processes import results_of
 
 from horovod_tune import DistributedTrainableCreator, report
 
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.contract
 def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp_path):
     """With one trial left to run, Tune itself would end the actor of the trial that pauses."""
     from ray import tune
@@ -61,11 +62,7 @@ def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp
         verbose=0,
     )
     assert [trial.last_result["step"] for trial in analysis.trials] == [8, 8]
-    pids = set()
-    for trial in analysis.trials:
-        with Path(trial.local_path, "result.json").open() as results:
-            pids |= {json.loads(line)["pid"] for line in results}
-    assert len(pids) == 2
+    assert len({result["pid"] for trial in analysis.trials for result in results_of(trial)}) == 2
 
 
 def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):

@@ -121,13 +121,7 @@ def mixed_precision() -> dict[str, object]:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     scheduler = LargeBatchLR(optimizer, Cosine(10), steps_per_epoch=1)
     accumulator = GradientAccumulator(
-        optimizer,
-        passes=2,
-        local_batch_size=6,
-        max_norm=1.0,
-        scaler=scaler,
-        scheduler=scheduler,
-        model=model,
+        optimizer, passes=2, local_batch_size=6, max_norm=1.0, scaler=scaler, scheduler=scheduler, model=model
     )
     stepped = []
     for step in range(4):
@@ -154,11 +148,7 @@ def noise() -> dict[str, object]:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=[("parameter", parameter)])
     meter = NoiseScale(every=1, decay=0.999, confidence=0.999)
     accumulator = GradientAccumulator(
-        optimizer,
-        passes=2,
-        local_batch_size=8,
-        noise_scale=meter,
-        model=torch.nn.ParameterList([parameter]),
+        optimizer, passes=2, local_batch_size=8, noise_scale=meter, model=torch.nn.ParameterList([parameter])
     )
     draw = torch.Generator().manual_seed(RANK)
     for _ in range(300):

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import copyreg
 import csv
+import ctypes
 import decimal
 import fcntl
 import gc
@@ -21,6 +22,7 @@ import logging
 import multiprocessing
 import numbers
 import os
+import pkgutil
 import random
 import resource
 import signal
@@ -32,9 +34,13 @@ import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import shared_memory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import ray
+import threadpoolctl
 import torch
 import torch._dynamo
 import yaml
@@ -80,6 +86,17 @@ def _is_locked() -> bool:
     return False
 
 
+def _variable_of_c() -> Any:
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    return getenv(b"LEAK")
+
+
+def _set_variable_for_import() -> None:
+    os.environ["MPLBACKEND"] = "svg"
+    import matplotlib  # noqa: F401
+
+
 LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a new environment variable": (
         lambda: os.environ.get("LEAK"),
@@ -89,6 +106,31 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: "PATH" in os.environ,
         lambda: os.environ.pop("PATH"),
     ),
+    "a variable of C": (_variable_of_c, lambda: os.putenv("LEAK", "1")),
+    "another os.environ": (
+        lambda: type(os.environ).__name__,
+        lambda: setattr(os, "environ", dict(os.environ)),
+    ),
+    "a variable that an import has read": (lambda: "matplotlib" in sys.modules, _set_variable_for_import),
+    "an attribute of __main__": (
+        lambda: hasattr(sys.modules["__main__"], "leak"),
+        lambda: setattr(sys.modules["__main__"], "leak", 1),
+    ),
+    "file descriptor 0": (lambda: os.path.lexists("/proc/self/fd/0"), lambda: os.close(0)),
+    "the priority for being killed": (
+        lambda: Path("/proc/self/oom_score_adj").read_text(),
+        lambda: Path("/proc/self/oom_score_adj").write_text("777"),
+    ),
+    "a type of a generic function": (
+        lambda: len(pkgutil.iter_importer_modules.registry),
+        lambda: pkgutil.iter_importer_modules.register(int, lambda *_: None),
+    ),
+    "the threads of BLAS": (
+        lambda: [each["num_threads"] for each in threadpoolctl.threadpool_info()],
+        lambda: threadpoolctl.threadpool_limits(2),
+    ),
+    "a function of psutil": (lambda: psutil.cpu_count(), lambda: setattr(psutil, "cpu_count", lambda: 77)),
+    "a function of Ray": (lambda: ray.get.__name__, lambda: setattr(ray, "get", len)),
     "the working directory": (lambda: os.path.basename(os.getcwd())[:6], lambda: os.chdir("/")),
     "a key of a library's dict": (lambda: [*yaml.SafeLoader.named], lambda: _rename_a_key()),
     "a new attribute of a function": (

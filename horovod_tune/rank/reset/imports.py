@@ -22,10 +22,13 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod_tune.rank.reset.settings import Settings
 from horovod_tune.rank.reset.watch import Watch
+
+if TYPE_CHECKING:
+    from horovod_tune.rank.reset.environment import Environment
 
 _INSTALLED = tuple(
     os.path.realpath(path) + os.sep
@@ -48,14 +51,15 @@ _LASTING_CALLS = (
 class Imports:
     """The modules of this process before its first trial; tracks what is imported later."""
 
-    def __init__(self, watch: Watch, settings: Settings) -> None:
-        self._watch = watch
-        self._settings = settings
+    def __init__(self, watch: Watch, settings: Settings, environment: Environment) -> None:
+        self._watch, self._settings, self._environment = watch, settings, environment
         self._before = {name: module for name, module in sys.modules.items() if module is not None}
         self._packages = {_top(name) for name in self._before}
         self._installed: dict[str, bool] = {}
         # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
+        # The library, new modules and variables that were read, of each import in this trial.
+        self._reads: list[tuple[str, set[str], dict[bytes, bytes | None]]] = []
         self._thread = threading.local()
         self._calls: list[str] = []
         for owner, name in _LASTING_CALLS:
@@ -95,6 +99,7 @@ class Imports:
         is_tracked = _top(name) not in sys.stdlib_module_names
         before = self._watch.differing() if is_tracked else {}
         settings = self._settings.set_by_imports() if is_tracked else {}
+        variables = self._environment.begin_import()
         there = set(sys.modules)
         self._thread.is_importing = True
         try:
@@ -103,6 +108,7 @@ class Imports:
             self._thread.is_importing = False
             new = set(sys.modules) - there
             self._library_modules |= new
+            self._reads.append((_top(name), new, self._environment.end_import(variables)))
             if is_tracked:
                 self._watch.accept(before)
                 self._settings.accept(settings)
@@ -118,7 +124,7 @@ class Imports:
             except (ImportError, ValueError, AttributeError):
                 spec = None
             places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-            self._installed[package] = any(_is_installed(place) for place in places if place)
+            self._installed[package] = any(is_installed(place) for place in places if place)
         return self._installed[package]
 
     def forget(self, own_package: str = "") -> tuple[bool, list[str]]:
@@ -128,6 +134,7 @@ class Imports:
             True if some new modules stay, and the reasons why the process must be replaced.
         """
         calls, self._calls = self._calls, []
+        reads, self._reads = self._reads, []
         for name, module in self._before.items():
             if sys.modules.get(name) is not module:
                 sys.modules[name] = module
@@ -150,6 +157,9 @@ class Imports:
         forgotten = {name for package in packages.keys() - stay | users for name in packages[package]}
         for name in forgotten:
             del sys.modules[name]
+        for library, loaded, variables in reads:
+            if not loaded <= forgotten:
+                self._environment.add_reads(library, variables)
         self._before |= {name: module for name, module in new.items() if name not in forgotten}
         self._packages |= stay
         self._watch.forget({_top(name) for name in forgotten})
@@ -161,7 +171,7 @@ class Imports:
 
     def _is_user_module(self, name: str, module: Any) -> bool:
         path = getattr(module, "__file__", None) or "built-in"
-        return name not in self._library_modules and not _is_installed(path)
+        return name not in self._library_modules and not is_installed(path)
 
     def _with_references(self, stay: set[str], packages: dict[str, dict[str, Any]]) -> set[str]:
         """Return the packages that stay, those that they refer to, and those registered in other modules."""
@@ -213,7 +223,7 @@ def _has_extension(modules: Iterable[Any]) -> bool:
     return not all(file.endswith((".py", ".pyc")) for file in files)
 
 
-def _is_installed(path: str) -> bool:
+def is_installed(path: str) -> bool:
     if path in ("built-in", "frozen") or "site-packages" in path or "dist-packages" in path:
         return True
     return os.path.realpath(path).startswith(_INSTALLED)

@@ -20,7 +20,6 @@ import multiprocessing.managers  # for the reducers that its import registers
 import os
 import random
 import re
-import resource
 import signal
 import socket
 import sys
@@ -29,13 +28,14 @@ import time
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import psutil
 
 # Settings that imports of libraries change.
-_SET_BY_IMPORTS = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
+_SET_BY_IMPORTS = ("warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
 
 
 class Setting(NamedTuple):
@@ -110,21 +110,7 @@ def reseed() -> None:
         sys.modules["numpy"].random.seed(None)
 
 
-# Set by this package, to other values in each world: without "HOROVOD_".
-_RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
-_RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
-
-
-def horovod_settings() -> set[tuple[str, str]]:
-    """Return the variables that Horovod reads, some of them only once per process."""
-    variables = ((name, value) for name, value in os.environ.items() if name.startswith("HOROVOD_"))
-    return {
-        (name, value) for name, value in variables if name.removeprefix("HOROVOD_") not in _RANK_VARIABLES
-    }
-
-
 def _python_settings() -> Iterator[Setting]:
-    yield Setting("os.environ", lambda: dict(os.environ), _write_environment)
     yield Setting("the working directory", _working_directory, os.chdir)
     for name in ("path", "meta_path", "path_hooks", "argv"):
         yield _contents(f"sys.{name}", getattr(sys, name))
@@ -165,8 +151,12 @@ def _python_settings() -> Iterator[Setting]:
     }
     for name in ("ITIMER_REAL", "ITIMER_PROF", "ITIMER_VIRTUAL"):
         only_read[name] = functools.partial(_is_running, getattr(signal, name))
-    for name in [each for each in dir(resource) if each.startswith("RLIMIT_")]:
-        only_read[name] = functools.partial(resource.getrlimit, getattr(resource, name))
+    for name in ("limits", "oom_score_adj", "coredump_filter", "timerslack_ns"):
+        only_read[f"/proc/self/{name}"] = Path(f"/proc/self/{name}").read_text
+    with contextlib.suppress(ImportError):
+        import threadpoolctl
+
+        only_read["the number of BLAS threads"] = threadpoolctl.ThreadpoolController().info
     yield from (Setting(name, read) for name, read in only_read.items())
 
 
@@ -257,12 +247,6 @@ def _write_filters(holder: Any, value: list[Any]) -> None:
     # `catch_warnings` sets another list, which stays if threads use it at the same time.
     holder[:] = value
     warnings.filters = holder
-
-
-def _write_environment(value: dict[str, str]) -> None:
-    for name in set(os.environ) - set(value):
-        del os.environ[name]
-    os.environ.update(value)
 
 
 def _bit_generator() -> int:

@@ -12,13 +12,14 @@ import contextlib
 import operator
 import sys
 from collections.abc import Collection, Iterable
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
-# Ray, this package and what they use change all the time, and no training function sets them. The last six
-# are tables of thousands of constants.
-_UNWATCHED = {"ray", "horovod_tune", "google", "grpc", "msgpack", "psutil", "cloudpickle", "__main__"}
+# This package and what it uses change all the time. The last six are tables of thousands of constants.
+_UNWATCHED = {"horovod_tune", "google", "grpc", "msgpack"}
 _UNWATCHED |= {"sympy", "mpmath", "charset_normalizer", "wcwidth", "torchgen", "_ast"}
+# Of these, only functions and classes are watched, since everything else changes all the time.
+_ONLY_CALLABLES = {"ray", "psutil", "cloudpickle"}
 # torch's compiler, a fourth of a new worker's modules: only the packages and their settings are watched.
 _COMPILER_SETTINGS = ("config", "eval_frame", "backends.registry")
 _COMPILER = tuple(
@@ -113,9 +114,12 @@ class Watch:
     def add(self, modules: Iterable[Any]) -> None:
         """Watch these modules too, with their present contents."""
         for module in modules:
-            name = module.__name__ if isinstance(module, ModuleType) else "__main__"
-            if _top(name) not in _UNWATCHED and (
-                not name.startswith(_COMPILER) or name.endswith(_COMPILER_SETTINGS)
+            name = module.__name__ if isinstance(module, ModuleType) else ""
+            if (
+                name
+                and not name.startswith("ray.data.")
+                and _top(name) not in _UNWATCHED
+                and (not name.startswith(_COMPILER) or name.endswith(_COMPILER_SETTINGS))
             ):
                 self._add(module, name, _top(name), _DEPTH)
 
@@ -127,6 +131,8 @@ class Watch:
         self._containers[id(owner)] = container
         for key, value in zip(container.keys, container.values, strict=True):
             if type(value) is FunctionType:
+                for registry in filter(_is_proxy, vars(value).values()):  # of functools.singledispatch
+                    self._add(registry, f"{name}.{key}.registry", top, depth=0)
                 has_defaults = value.__defaults__ or value.__kwdefaults__
                 if has_defaults or str(value.__module__).startswith(_WITH_FUNCTIONS):
                     self._parts[value] = _parts_of(value)
@@ -182,6 +188,8 @@ class Watch:
                 continue
             for key in then | current:
                 old, new = then.get(key, _MISSING), current.get(key, _MISSING)
+                if _top(known.name) in _ONLY_CALLABLES and not (callable(old) and callable(new)):
+                    continue
                 name = f"{known.name}.{key}"
                 if old is not new and not _restore(known.owner, key, old, new) and not _is_bookkeeping(name):
                     problems.append(name)
@@ -228,8 +236,11 @@ def _contents_of(owner: Any, top: str, name: str) -> Any:
         # Some hundred types like torch.cuda.FloatTensor have hundreds of attributes each.
         is_own = _belongs(owner.__dict__.get("__module__"), top) and kind.__name__ != "tensortype"
         return vars(owner) if is_own else None
-    if top == "horovod" or owner is sys.modules:
-        return None  # Horovod's objects belong to its world
+    if issubclass(kind, MappingProxyType):
+        return owner
+    # Horovod's objects belong to its world.
+    if top == "horovod" or top in _ONLY_CALLABLES or owner is sys.modules:
+        return None
     if top in sys.stdlib_module_names and name.startswith(_UNWATCHED_STANDARD):
         return None
     if issubclass(kind, dict | list | set):
@@ -260,6 +271,10 @@ def _values(contents: Any) -> list[Any]:
     if isinstance(contents, set):
         return list(set.copy(contents))
     return list(dict.values(contents) if isinstance(contents, dict) else contents.values())
+
+
+def _is_proxy(value: Any) -> bool:
+    return type(value) is MappingProxyType
 
 
 def _belongs(module: Any, top: str) -> bool:

@@ -97,11 +97,12 @@ def _set_variable_for_import() -> None:
     import matplotlib  # noqa: F401
 
 
+def _attribute(owner: Any, name: str, value: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    return lambda: getattr(owner, name), lambda: setattr(owner, name, value)
+
+
 LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "a new environment variable": (
-        lambda: os.environ.get("LEAK"),
-        lambda: os.environ.update(LEAK="1"),
-    ),
+    "a new environment variable": (lambda: os.environ.get("LEAK"), lambda: os.environ.update(LEAK="1")),
     "an environment variable that was removed": (
         lambda: "PATH" in os.environ,
         lambda: os.environ.pop("PATH"),
@@ -137,10 +138,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: hasattr(torch.nn.functional.softmax, "calls"),
         lambda: setattr(torch.nn.functional.softmax, "calls", 1),
     ),
-    "the value of a function's attribute": (
-        lambda: torch.nn.init.kaiming_normal_.setting,
-        lambda: setattr(torch.nn.init.kaiming_normal_, "setting", 2),
-    ),
+    "the value of a function's attribute": _attribute(torch.nn.init.kaiming_normal_, "setting", 2),
     "the umask": (lambda: _umask(), lambda: os.umask(0o077)),
     "sys.path": (lambda: sys.path[:], lambda: sys.path.insert(0, "/leak")),
     "sys.argv": (lambda: sys.argv[:], lambda: sys.argv.append("--leak")),
@@ -161,16 +159,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: json.dumps.__name__,
         lambda: setattr(json, "dumps", lambda _: ""),
     ),
-    "a number of the standard library": (
-        lambda: json.encoder.INFINITY,
-        lambda: setattr(json.encoder, "INFINITY", 3.0),
-    ),
+    "a number of the standard library": _attribute(json.encoder, "INFINITY", 3.0),
     "warning filters": (lambda: len(warnings.filters), lambda: warnings.simplefilter("error")),
     "warning filters of a context": (lambda: len(warnings.filters), _enter_a_context_of_warnings),
-    "the root logger's level": (
-        lambda: logging.getLogger().level,
-        lambda: logging.getLogger().setLevel(5),
-    ),
+    "the root logger's level": (lambda: logging.getLogger().level, lambda: logging.getLogger().setLevel(5)),
     "the root logger's handlers": (
         lambda: len(logging.getLogger().handlers),
         lambda: logging.getLogger().addHandler(logging.NullHandler()),
@@ -221,30 +213,19 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         torch.are_deterministic_algorithms_enabled,
         lambda: torch.use_deterministic_algorithms(True),
     ),
-    "cuDNN's flags": (
-        lambda: torch.backends.cudnn.benchmark,
-        lambda: setattr(torch.backends.cudnn, "benchmark", True),
-    ),
+    "cuDNN's flags": _attribute(torch.backends.cudnn, "benchmark", True),
     "the precision of float32 products": (
         torch.get_float32_matmul_precision,
         lambda: torch.set_float32_matmul_precision("medium"),
     ),
+    "TF32 in cuBLAS": _attribute(torch.backends.cuda.matmul, "allow_tf32", True),
     "flushing of denormal numbers": (
         lambda: (torch.tensor([1e-40]) * 1.0).item() == 0.0,
         lambda: torch.set_flush_denormal(True),
     ),
-    "determinism of MKL-DNN": (
-        lambda: torch.backends.mkldnn.deterministic,
-        lambda: setattr(torch.backends.mkldnn, "deterministic", True),
-    ),
-    "the limit of cuDNN's benchmark": (
-        lambda: torch.backends.cudnn.benchmark_limit,
-        lambda: setattr(torch.backends.cudnn, "benchmark_limit", 3),
-    ),
-    "opt_einsum's strategy": (
-        lambda: torch.backends.opt_einsum.strategy,
-        lambda: setattr(torch.backends.opt_einsum, "strategy", "greedy"),
-    ),
+    "determinism of MKL-DNN": _attribute(torch.backends.mkldnn, "deterministic", True),
+    "the limit of cuDNN's benchmark": _attribute(torch.backends.cudnn, "benchmark_limit", 3),
+    "opt_einsum's strategy": _attribute(torch.backends.opt_einsum, "strategy", "greedy"),
     "how modules are converted": (
         torch.__future__.get_overwrite_module_params_on_conversion,
         lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
@@ -272,18 +253,14 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.backends.nnpack.set_flags(False),
     ),
     "TorchScript's fusion": (lambda: _fusion(), lambda: torch.jit.set_fusion_strategy([("STATIC", 1)])),
-    "a default argument of torch's": (
-        lambda: torch.nn.BatchNorm2d.__init__.__defaults__,
-        lambda: setattr(torch.nn.BatchNorm2d.__init__, "__defaults__", (1e-3, 0.01, True, True, None, None)),
+    "a default argument of torch's": _attribute(
+        torch.nn.BatchNorm2d.__init__, "__defaults__", (1e-3, 0.01, True, True, None, None)
     ),
     "a keyword's default of torch's": (
         lambda: torch.optim.SGD.__init__.__kwdefaults__["maximize"],
         lambda: torch.optim.SGD.__init__.__kwdefaults__.update(maximize=True),
     ),
-    "a setting of torch's compiler": (
-        lambda: torch._dynamo.config.suppress_errors,
-        lambda: setattr(torch._dynamo.config, "suppress_errors", True),
-    ),
+    "a setting of torch's compiler": _attribute(torch._dynamo.config, "suppress_errors", True),
     "the code of a function of torch": (
         lambda: torch.nn.functional.relu(torch.tensor(-1.0)).item(),
         lambda: setattr(torch.nn.functional.relu, "__code__", (lambda input, inplace=False: input).__code__),
@@ -304,16 +281,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: len(gc.callbacks),
         lambda: gc.callbacks.append(lambda *_: None),
     ),
-    "decimal's default context": (
-        lambda: decimal.DefaultContext.prec,
-        lambda: setattr(decimal.DefaultContext, "prec", 4),
-    ),
+    "decimal's default context": _attribute(decimal.DefaultContext, "prec", 4),
     "a dialect of csv": (csv.list_dialects, lambda: csv.register_dialect("mine", delimiter="|")),
     "what copyreg pickles": (lambda: len(copyreg.dispatch_table), lambda: copyreg.pickle(range, repr)),
-    "json's encoder": (
-        lambda: json._default_encoder.indent,
-        lambda: setattr(json._default_encoder, "indent", 3),
-    ),
+    "json's encoder": _attribute(json._default_encoder, "indent", 3),
     "a handler of codecs' errors": (
         lambda: codecs.lookup_error("leak"),
         lambda: codecs.register_error("leak", codecs.ignore_errors),
@@ -330,10 +301,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: len(copy._deepcopy_dispatch),
         lambda: copy._deepcopy_dispatch.update({torch.Size: lambda each, _: each}),
     ),
-    "a default argument of NumPy's": (
-        lambda: np.load.__defaults__,
-        lambda: setattr(np.load, "__defaults__", (None, True, True, "ASCII")),
-    ),
+    "a default argument of NumPy's": _attribute(np.load, "__defaults__", (None, True, True, "ASCII")),
     "checks of sparse tensors": (
         torch.sparse.check_sparse_tensor_invariants.is_enabled,
         torch.sparse.check_sparse_tensor_invariants.enable,

@@ -76,7 +76,7 @@ RESTORED = {
         "a level's name",
     ),
     *("the default dtype", "the number of threads", "grad mode", "torch's random state", "torch's seed"),
-    *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products"),
+    *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products", "TF32 in cuBLAS"),
     *("a function of the standard library", "a patched method of torch", "a method added to tensors"),
     *("a variable of C", "another os.environ", "an attribute of __main__", "file descriptor 0"),
     *("a function of psutil", "a function of Ray"),

@@ -43,9 +43,8 @@ class Environment:
         # The variables that the training function has set in this trial.
         self._set: set[bytes] = set()
         self._is_used = False
-        observed = _observe(self._environ._data, self._note_read, self._note_write)
-        self._environ._data = observed
-        os.environb._data = observed  # type: ignore[attr-defined]
+        observed = _observe(dict(vars(os.environ)["_data"]), self._note_read, self._note_write)
+        vars(os.environ)["_data"] = vars(os.environb)["_data"] = observed
 
     def begin_import(self) -> dict[bytes, Any]:
         """Record what is read until `end_import`, which takes what this returns."""

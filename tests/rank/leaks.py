@@ -15,6 +15,7 @@ import ctypes
 import decimal
 import fcntl
 import gc
+import importlib
 import io
 import json
 import locale
@@ -133,7 +134,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a function of psutil": (lambda: psutil.cpu_count(), lambda: setattr(psutil, "cpu_count", lambda: 77)),
     "a function of Ray": (lambda: ray.get.__name__, lambda: setattr(ray, "get", len)),
     "the working directory": (lambda: os.path.basename(os.getcwd())[:6], lambda: os.chdir("/")),
-    "a key of a library's dict": (lambda: [*yaml.SafeLoader.named], lambda: _rename_a_key()),
+    "a key of a library's dict": (
+        lambda: [*yaml.SafeLoader.named],
+        lambda: yaml.SafeLoader.named.update(other=yaml.SafeLoader.named.pop("lr")),
+    ),
     "a new attribute of a function": (
         lambda: hasattr(torch.nn.functional.softmax, "calls"),
         lambda: setattr(torch.nn.functional.softmax, "calls", 1),
@@ -177,21 +181,29 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the temporary directory": (lambda: tempfile.gettempdir(), lambda: setattr(tempfile, "tempdir", "/leak")),
     "the time zone": (lambda: time.timezone, lambda: _set_time_zone()),
     "the locale": (lambda: locale.setlocale(locale.LC_ALL), lambda: _other_locale()),
-    "decimal's precision": (lambda: decimal.getcontext().prec, lambda: _decimal()),
+    "decimal's precision": (
+        lambda: decimal.getcontext().prec,
+        lambda: setattr(decimal.getcontext(), "prec", 3),
+    ),
     "the start method of multiprocessing": (
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda: multiprocessing.set_start_method("spawn", force=True),
     ),
     "the limit of open files": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        lambda: _lower_file_limit(),
+        lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        ),
     ),
     "the CPUs": (lambda: sorted(os.sched_getaffinity(0)), lambda: os.sched_setaffinity(0, {0})),
     "an alarm": (
         lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         lambda: signal.setitimer(signal.ITIMER_REAL, 3600),
     ),
-    "a module of the user's": (lambda: _module_state(), lambda: _change_module()),
+    "a module of the user's": (
+        lambda: importlib.import_module("users_own_module").STATE,
+        lambda: setattr(importlib.import_module("users_own_module"), "STATE", 2),
+    ),
     "NumPy's error state": (lambda: np.geterr()["over"], lambda: np.seterr(all="raise")),
     "NumPy's printing": (
         lambda: np.get_printoptions()["precision"],
@@ -241,9 +253,12 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "hooks of every optimizer": (
         lambda: len(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks),
-        lambda: _optimizer_hook(),
+        lambda: sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(repr),
     ),
-    "saved tensor hooks": (lambda: _saved_tensor_is_packed(), lambda: _pack_saved_tensors()),
+    "saved tensor hooks": (
+        lambda: _saved_tensor_is_packed(),
+        lambda: torch.autograd.graph.saved_tensors_hooks(repr, repr).__enter__(),
+    ),
     "torch.multiprocessing": (
         torch.multiprocessing.get_sharing_strategy,
         lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
@@ -392,42 +407,11 @@ def _fusion() -> Any:
     return now
 
 
-def _decimal() -> None:
-    decimal.getcontext().prec = 3
-
-
-def _lower_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-
-
 def _drawn() -> float:
     state = torch.get_rng_state()
     drawn = torch.rand(1).item()
     torch.set_rng_state(state)
     return drawn
-
-
-def _rename_a_key() -> None:
-    yaml.SafeLoader.named["other"] = yaml.SafeLoader.named.pop("lr")
-
-
-def _module_state() -> int:
-    import users_own_module
-
-    return users_own_module.STATE
-
-
-def _change_module() -> None:
-    import users_own_module
-
-    users_own_module.STATE = 2
-
-
-def _optimizer_hook() -> None:
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    register_optimizer_step_pre_hook(lambda *_: None)
 
 
 def _saved_tensor_is_packed() -> bool:
@@ -437,7 +421,3 @@ def _saved_tensor_is_packed() -> bool:
         packed.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
         (x * x).sum()
     return any(packed)
-
-
-def _pack_saved_tensors() -> None:
-    torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()

@@ -119,7 +119,10 @@ class Baseline:
     def _children_left(self) -> list[str]:
         """Kill the processes that the trial left running; return one problem per process."""
         _end_resource_tracker()
-        left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
+        left = []
+        for pid in set(_children()) - self._children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.append(psutil.Process(pid))
         if not left:
             return []
         psutil.wait_procs(left, timeout=EXIT_TIMEOUT_S)
@@ -197,13 +200,6 @@ def _children() -> list[int]:
                 # A kernel without CONFIG_PROC_CHILDREN: psutil has to read every process of the host.
                 return [child.pid for child in psutil.Process().children()]
     return pids
-
-
-def _child(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _end_resource_tracker() -> None:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.rank.reset.settings import Settings
-from horovod_tune.rank.reset.watch import Watch
+from horovod_tune.rank.reset.watch import Watch, top_level
 
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.environment import Environment
@@ -54,7 +54,7 @@ class Imports:
     def __init__(self, watch: Watch, settings: Settings, environment: Environment) -> None:
         self._watch, self._settings, self._environment = watch, settings, environment
         self._before = {name: module for name, module in sys.modules.items() if module is not None}
-        self._packages = {_top(name) for name in self._before}
+        self._packages = {top_level(name) for name in self._before}
         self._installed: dict[str, bool] = {}
         # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
@@ -68,7 +68,7 @@ class Imports:
         real = bootstrap._find_and_load
 
         def _call_with_frames_removed(name: str, import_: Callable[..., Any]) -> Any:
-            if getattr(self._thread, "is_importing", False) or not self._is_library(_top(name)):
+            if getattr(self._thread, "is_importing", False) or not self._is_library(top_level(name)):
                 return real(name, import_)
             return self._import_library(real, name, import_)
 
@@ -87,7 +87,9 @@ class Imports:
         def recorded(*given: Any, **named: Any) -> Any:
             is_importing = getattr(self._thread, "is_importing", False)
             # A class that is registered as another one's subclass: if both of them stay.
-            stay = owner is not abc.ABCMeta or all(_top(each.__module__) in self._packages for each in given)
+            stay = owner is not abc.ABCMeta or all(
+                top_level(each.__module__) in self._packages for each in given
+            )
             if stay and not is_importing:
                 self._calls.append(f"{owner.__name__}.{name}() was called")
             return real(*given, **named)
@@ -96,7 +98,7 @@ class Imports:
 
     def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
         """Import ``name``, and accept what that changes in other modules."""
-        is_tracked = _top(name) not in sys.stdlib_module_names
+        is_tracked = top_level(name) not in sys.stdlib_module_names
         before = self._watch.differing() if is_tracked else {}
         settings = self._settings.set_by_imports() if is_tracked else {}
         variables = self._environment.begin_import()
@@ -108,7 +110,7 @@ class Imports:
             self._thread.is_importing = False
             new = set(sys.modules) - there
             self._library_modules |= new
-            self._reads.append((_top(name), new, self._environment.end_import(variables)))
+            self._reads.append((top_level(name), new, self._environment.end_import(variables)))
             if is_tracked:
                 self._watch.accept(before)
                 self._settings.accept(settings)
@@ -143,12 +145,12 @@ class Imports:
             return False, calls
         packages: dict[str, dict[str, Any]] = {}
         for name, module in new.items():
-            packages.setdefault(_top(name), {})[name] = module
+            packages.setdefault(top_level(name), {})[name] = module
         users = {
-            _top(name)
+            top_level(name)
             for name, module in new.items()
-            if _top(name) not in self._packages
-            and (_top(name) == own_package or self._is_user_module(name, module))
+            if top_level(name) not in self._packages
+            and (top_level(name) == own_package or self._is_user_module(name, module))
         }
         stay = {
             name for name in packages if name in self._packages or _has_extension(packages[name].values())
@@ -162,7 +164,7 @@ class Imports:
                 self._environment.add_reads(library, variables)
         self._before |= {name: module for name, module in new.items() if name not in forgotten}
         self._packages |= stay
-        self._watch.forget({_top(name) for name in forgotten})
+        self._watch.forget({top_level(name) for name in forgotten})
         if forgotten:
             linecache.checkcache()
         self._installed.clear()
@@ -200,7 +202,7 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
         name = value.__name__ if issubclass(type(value), ModuleType) else None
         for each in (name, getattr(type(value), "__module__", None), _module_of(value)):
             if isinstance(each, str):
-                names.add(_top(each))
+                names.add(top_level(each))
     return names
 
 
@@ -215,7 +217,9 @@ def _module_of(value: Any) -> Any:
 
 def has_extension(package: str) -> bool:
     """Return True if extension modules of ``package``, a top-level name, are loaded."""
-    return _has_extension([module for name, module in list(sys.modules.items()) if _top(name) == package])
+    return _has_extension(
+        [module for name, module in list(sys.modules.items()) if top_level(name) == package]
+    )
 
 
 def _has_extension(modules: Iterable[Any]) -> bool:
@@ -227,7 +231,3 @@ def is_installed(path: str) -> bool:
     if path in ("built-in", "frozen") or "site-packages" in path or "dist-packages" in path:
         return True
     return os.path.realpath(path).startswith(_INSTALLED)
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]

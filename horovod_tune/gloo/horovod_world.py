@@ -26,7 +26,7 @@ from horovod_tune.gloo import horovod_elastic
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import FailureKind, RankInfo
-from horovod_tune.rank.reset.settings import horovod_settings
+from horovod_tune.rank.reset.environment import horovod_settings
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _RANK_METHODS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")

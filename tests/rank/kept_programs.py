@@ -187,6 +187,44 @@ def sets_the_inter_op_threads(config):
 
 
 @program
+def sets_a_variable_that_an_import_reads(config):
+    if config["number"] == 1:
+        os.environ["MPLBACKEND"] = "svg"
+    import matplotlib
+
+    return matplotlib.get_backend(auto_select=False) in (None, "svg")
+
+
+@program
+def sets_the_threads_of_a_library(config):
+    os.environ["OMP_NUM_THREADS"] = str(config["number"] + 2)
+    import sklearn.linear_model
+    import threadpoolctl
+
+    seen = [each for each in threadpoolctl.threadpool_info() if "scikit" in each["filepath"]]
+    return bool(sklearn), [each["num_threads"] == config["number"] + 2 for each in seen]
+
+
+@program
+def patches_ray_and_its_own_script(config):
+    import __main__
+
+    seen = hasattr(__main__, "Model"), ray.get.__module__
+    __main__.Model = _Model
+    ray.get = len
+    return seen
+
+
+@program
+def sets_constant_variables_and_is_kept(config):
+    import pandas
+
+    os.environ["WANDB_NAME"] = "mine"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return bool(pandas)
+
+
+@program
 def changes_matplotlib(config):
     import matplotlib
 

@@ -11,9 +11,11 @@ import contextlib
 import copy
 import copyreg
 import csv
+import ctypes
 import decimal
 import fcntl
 import gc
+import importlib
 import io
 import json
 import locale
@@ -21,6 +23,7 @@ import logging
 import multiprocessing
 import numbers
 import os
+import pkgutil
 import random
 import resource
 import signal
@@ -32,9 +35,13 @@ import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import shared_memory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import ray
+import threadpoolctl
 import torch
 import torch._dynamo
 import yaml
@@ -80,25 +87,62 @@ def _is_locked() -> bool:
     return False
 
 
+def _variable_of_c() -> Any:
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    return getenv(b"LEAK")
+
+
+def _set_variable_for_import() -> None:
+    os.environ["MPLBACKEND"] = "svg"
+    import matplotlib  # noqa: F401
+
+
+def _attribute(owner: Any, name: str, value: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    return lambda: getattr(owner, name), lambda: setattr(owner, name, value)
+
+
 LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "a new environment variable": (
-        lambda: os.environ.get("LEAK"),
-        lambda: os.environ.update(LEAK="1"),
-    ),
+    "a new environment variable": (lambda: os.environ.get("LEAK"), lambda: os.environ.update(LEAK="1")),
     "an environment variable that was removed": (
         lambda: "PATH" in os.environ,
         lambda: os.environ.pop("PATH"),
     ),
+    "a variable of C": (_variable_of_c, lambda: os.putenv("LEAK", "1")),
+    "another os.environ": (
+        lambda: type(os.environ).__name__,
+        lambda: setattr(os, "environ", dict(os.environ)),
+    ),
+    "a variable that an import has read": (lambda: "matplotlib" in sys.modules, _set_variable_for_import),
+    "an attribute of __main__": (
+        lambda: hasattr(sys.modules["__main__"], "leak"),
+        lambda: setattr(sys.modules["__main__"], "leak", 1),
+    ),
+    "file descriptor 0": (lambda: os.path.lexists("/proc/self/fd/0"), lambda: os.close(0)),
+    "the priority for being killed": (
+        lambda: Path("/proc/self/oom_score_adj").read_text(),
+        lambda: Path("/proc/self/oom_score_adj").write_text("777"),
+    ),
+    "a type of a generic function": (
+        lambda: len(pkgutil.iter_importer_modules.registry),
+        lambda: pkgutil.iter_importer_modules.register(int, lambda *_: None),
+    ),
+    "the threads of BLAS": (
+        lambda: [each["num_threads"] for each in threadpoolctl.threadpool_info()],
+        lambda: threadpoolctl.threadpool_limits(2),
+    ),
+    "a function of psutil": (lambda: psutil.cpu_count(), lambda: setattr(psutil, "cpu_count", lambda: 77)),
+    "a function of Ray": (lambda: ray.get.__name__, lambda: setattr(ray, "get", len)),
     "the working directory": (lambda: os.path.basename(os.getcwd())[:6], lambda: os.chdir("/")),
-    "a key of a library's dict": (lambda: [*yaml.SafeLoader.named], lambda: _rename_a_key()),
+    "a key of a library's dict": (
+        lambda: [*yaml.SafeLoader.named],
+        lambda: yaml.SafeLoader.named.update(other=yaml.SafeLoader.named.pop("lr")),
+    ),
     "a new attribute of a function": (
         lambda: hasattr(torch.nn.functional.softmax, "calls"),
         lambda: setattr(torch.nn.functional.softmax, "calls", 1),
     ),
-    "the value of a function's attribute": (
-        lambda: torch.nn.init.kaiming_normal_.setting,
-        lambda: setattr(torch.nn.init.kaiming_normal_, "setting", 2),
-    ),
+    "the value of a function's attribute": _attribute(torch.nn.init.kaiming_normal_, "setting", 2),
     "the umask": (lambda: _umask(), lambda: os.umask(0o077)),
     "sys.path": (lambda: sys.path[:], lambda: sys.path.insert(0, "/leak")),
     "sys.argv": (lambda: sys.argv[:], lambda: sys.argv.append("--leak")),
@@ -119,16 +163,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: json.dumps.__name__,
         lambda: setattr(json, "dumps", lambda _: ""),
     ),
-    "a number of the standard library": (
-        lambda: json.encoder.INFINITY,
-        lambda: setattr(json.encoder, "INFINITY", 3.0),
-    ),
+    "a number of the standard library": _attribute(json.encoder, "INFINITY", 3.0),
     "warning filters": (lambda: len(warnings.filters), lambda: warnings.simplefilter("error")),
     "warning filters of a context": (lambda: len(warnings.filters), _enter_a_context_of_warnings),
-    "the root logger's level": (
-        lambda: logging.getLogger().level,
-        lambda: logging.getLogger().setLevel(5),
-    ),
+    "the root logger's level": (lambda: logging.getLogger().level, lambda: logging.getLogger().setLevel(5)),
     "the root logger's handlers": (
         lambda: len(logging.getLogger().handlers),
         lambda: logging.getLogger().addHandler(logging.NullHandler()),
@@ -143,21 +181,29 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the temporary directory": (lambda: tempfile.gettempdir(), lambda: setattr(tempfile, "tempdir", "/leak")),
     "the time zone": (lambda: time.timezone, lambda: _set_time_zone()),
     "the locale": (lambda: locale.setlocale(locale.LC_ALL), lambda: _other_locale()),
-    "decimal's precision": (lambda: decimal.getcontext().prec, lambda: _decimal()),
+    "decimal's precision": (
+        lambda: decimal.getcontext().prec,
+        lambda: setattr(decimal.getcontext(), "prec", 3),
+    ),
     "the start method of multiprocessing": (
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda: multiprocessing.set_start_method("spawn", force=True),
     ),
     "the limit of open files": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        lambda: _lower_file_limit(),
+        lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        ),
     ),
     "the CPUs": (lambda: sorted(os.sched_getaffinity(0)), lambda: os.sched_setaffinity(0, {0})),
     "an alarm": (
         lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         lambda: signal.setitimer(signal.ITIMER_REAL, 3600),
     ),
-    "a module of the user's": (lambda: _module_state(), lambda: _change_module()),
+    "a module of the user's": (
+        lambda: importlib.import_module("users_own_module").STATE,
+        lambda: setattr(importlib.import_module("users_own_module"), "STATE", 2),
+    ),
     "NumPy's error state": (lambda: np.geterr()["over"], lambda: np.seterr(all="raise")),
     "NumPy's printing": (
         lambda: np.get_printoptions()["precision"],
@@ -179,30 +225,19 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         torch.are_deterministic_algorithms_enabled,
         lambda: torch.use_deterministic_algorithms(True),
     ),
-    "cuDNN's flags": (
-        lambda: torch.backends.cudnn.benchmark,
-        lambda: setattr(torch.backends.cudnn, "benchmark", True),
-    ),
+    "cuDNN's flags": _attribute(torch.backends.cudnn, "benchmark", True),
     "the precision of float32 products": (
         torch.get_float32_matmul_precision,
         lambda: torch.set_float32_matmul_precision("medium"),
     ),
+    "TF32 in cuBLAS": _attribute(torch.backends.cuda.matmul, "allow_tf32", True),
     "flushing of denormal numbers": (
         lambda: (torch.tensor([1e-40]) * 1.0).item() == 0.0,
         lambda: torch.set_flush_denormal(True),
     ),
-    "determinism of MKL-DNN": (
-        lambda: torch.backends.mkldnn.deterministic,
-        lambda: setattr(torch.backends.mkldnn, "deterministic", True),
-    ),
-    "the limit of cuDNN's benchmark": (
-        lambda: torch.backends.cudnn.benchmark_limit,
-        lambda: setattr(torch.backends.cudnn, "benchmark_limit", 3),
-    ),
-    "opt_einsum's strategy": (
-        lambda: torch.backends.opt_einsum.strategy,
-        lambda: setattr(torch.backends.opt_einsum, "strategy", "greedy"),
-    ),
+    "determinism of MKL-DNN": _attribute(torch.backends.mkldnn, "deterministic", True),
+    "the limit of cuDNN's benchmark": _attribute(torch.backends.cudnn, "benchmark_limit", 3),
+    "opt_einsum's strategy": _attribute(torch.backends.opt_einsum, "strategy", "greedy"),
     "how modules are converted": (
         torch.__future__.get_overwrite_module_params_on_conversion,
         lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
@@ -218,9 +253,12 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "hooks of every optimizer": (
         lambda: len(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks),
-        lambda: _optimizer_hook(),
+        lambda: sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(repr),
     ),
-    "saved tensor hooks": (lambda: _saved_tensor_is_packed(), lambda: _pack_saved_tensors()),
+    "saved tensor hooks": (
+        lambda: _saved_tensor_is_packed(),
+        lambda: torch.autograd.graph.saved_tensors_hooks(repr, repr).__enter__(),
+    ),
     "torch.multiprocessing": (
         torch.multiprocessing.get_sharing_strategy,
         lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
@@ -230,18 +268,14 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.backends.nnpack.set_flags(False),
     ),
     "TorchScript's fusion": (lambda: _fusion(), lambda: torch.jit.set_fusion_strategy([("STATIC", 1)])),
-    "a default argument of torch's": (
-        lambda: torch.nn.BatchNorm2d.__init__.__defaults__,
-        lambda: setattr(torch.nn.BatchNorm2d.__init__, "__defaults__", (1e-3, 0.01, True, True, None, None)),
+    "a default argument of torch's": _attribute(
+        torch.nn.BatchNorm2d.__init__, "__defaults__", (1e-3, 0.01, True, True, None, None)
     ),
     "a keyword's default of torch's": (
         lambda: torch.optim.SGD.__init__.__kwdefaults__["maximize"],
         lambda: torch.optim.SGD.__init__.__kwdefaults__.update(maximize=True),
     ),
-    "a setting of torch's compiler": (
-        lambda: torch._dynamo.config.suppress_errors,
-        lambda: setattr(torch._dynamo.config, "suppress_errors", True),
-    ),
+    "a setting of torch's compiler": _attribute(torch._dynamo.config, "suppress_errors", True),
     "the code of a function of torch": (
         lambda: torch.nn.functional.relu(torch.tensor(-1.0)).item(),
         lambda: setattr(torch.nn.functional.relu, "__code__", (lambda input, inplace=False: input).__code__),
@@ -262,16 +296,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: len(gc.callbacks),
         lambda: gc.callbacks.append(lambda *_: None),
     ),
-    "decimal's default context": (
-        lambda: decimal.DefaultContext.prec,
-        lambda: setattr(decimal.DefaultContext, "prec", 4),
-    ),
+    "decimal's default context": _attribute(decimal.DefaultContext, "prec", 4),
     "a dialect of csv": (csv.list_dialects, lambda: csv.register_dialect("mine", delimiter="|")),
     "what copyreg pickles": (lambda: len(copyreg.dispatch_table), lambda: copyreg.pickle(range, repr)),
-    "json's encoder": (
-        lambda: json._default_encoder.indent,
-        lambda: setattr(json._default_encoder, "indent", 3),
-    ),
+    "json's encoder": _attribute(json._default_encoder, "indent", 3),
     "a handler of codecs' errors": (
         lambda: codecs.lookup_error("leak"),
         lambda: codecs.register_error("leak", codecs.ignore_errors),
@@ -288,10 +316,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: len(copy._deepcopy_dispatch),
         lambda: copy._deepcopy_dispatch.update({torch.Size: lambda each, _: each}),
     ),
-    "a default argument of NumPy's": (
-        lambda: np.load.__defaults__,
-        lambda: setattr(np.load, "__defaults__", (None, True, True, "ASCII")),
-    ),
+    "a default argument of NumPy's": _attribute(np.load, "__defaults__", (None, True, True, "ASCII")),
     "checks of sparse tensors": (
         torch.sparse.check_sparse_tensor_invariants.is_enabled,
         torch.sparse.check_sparse_tensor_invariants.enable,
@@ -382,42 +407,11 @@ def _fusion() -> Any:
     return now
 
 
-def _decimal() -> None:
-    decimal.getcontext().prec = 3
-
-
-def _lower_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-
-
 def _drawn() -> float:
     state = torch.get_rng_state()
     drawn = torch.rand(1).item()
     torch.set_rng_state(state)
     return drawn
-
-
-def _rename_a_key() -> None:
-    yaml.SafeLoader.named["other"] = yaml.SafeLoader.named.pop("lr")
-
-
-def _module_state() -> int:
-    import users_own_module
-
-    return users_own_module.STATE
-
-
-def _change_module() -> None:
-    import users_own_module
-
-    users_own_module.STATE = 2
-
-
-def _optimizer_hook() -> None:
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    register_optimizer_step_pre_hook(lambda *_: None)
 
 
 def _saved_tensor_is_packed() -> bool:
@@ -427,7 +421,3 @@ def _saved_tensor_is_packed() -> bool:
         packed.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
         (x * x).sum()
     return any(packed)
-
-
-def _pack_saved_tensors() -> None:
-    torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()

@@ -12,7 +12,7 @@ import leaks
 import pytest
 from processes import run_python
 
-from horovod_tune.rank.reset.settings import horovod_settings
+from horovod_tune.rank.reset.environment import horovod_settings
 
 pytestmark = [pytest.mark.processes, pytest.mark.contract]
 
@@ -30,34 +30,40 @@ def in_a_thread(function):
     thread.join()
     return answer[0]
 
-def plant_and_look():
+def plant_and_look(name):
     leaks.LEAKS[name][1]()
     return leaks.look(name)[name], leaks.generators()
 
-in_a_thread(leaks.look)  # what looking itself imports
-del sys.modules["users_own_module"]
-baseline = Baseline()
-answers = {}
-for name in leaks.LEAKS:
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        try:
-            baseline._watch.accept({})  # what the fork itself has changed
-            before = in_a_thread(lambda: leaks.look(name))[name]
-            planted, drawn = in_a_thread(plant_and_look)
-            problems = baseline.restore() + baseline.memory_left()
-            after = in_a_thread(lambda: leaks.look(name))[name]
-            answer = [before, planted, problems, after, drawn, leaks.generators()]
-        except BaseException:
-            answer = traceback.format_exc()
-        os.write(writing, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        answers[name] = json.loads(file.read())
-    os.wait()
-with open(sys.argv[1], "w") as file:
-    json.dump(answers, file)
+def main():
+    in_a_thread(leaks.look)  # what looking itself imports
+    del sys.modules["users_own_module"]
+    baseline = Baseline()
+    answers = {}
+    for name in leaks.LEAKS:
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            try:
+                baseline._watch.accept({})  # what the fork itself has changed
+                answer = plant_in(baseline, name)
+            except BaseException:
+                answer = traceback.format_exc()
+            os.write(writing, json.dumps(answer).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as file:
+            answers[name] = json.loads(file.read())
+        os.wait()
+    with open(sys.argv[1], "w") as file:
+        json.dump(answers, file)
+
+def plant_in(baseline, name):
+    before = in_a_thread(lambda: leaks.look(name))[name]
+    planted, drawn = in_a_thread(lambda: plant_and_look(name))
+    problems = baseline.restore() + baseline.memory_left()
+    after = in_a_thread(lambda: leaks.look(name))[name]
+    return before, planted, problems, after, drawn, leaks.generators()
+
+main()
 """
 # Common changes, after which processes have to be kept.
 RESTORED = {
@@ -70,8 +76,10 @@ RESTORED = {
         "a level's name",
     ),
     *("the default dtype", "the number of threads", "grad mode", "torch's random state", "torch's seed"),
-    *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products"),
+    *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products", "TF32 in cuBLAS"),
     *("a function of the standard library", "a patched method of torch", "a method added to tensors"),
+    *("a variable of C", "another os.environ", "an attribute of __main__", "file descriptor 0"),
+    *("a function of psutil", "a function of Ray"),
     *("a module of the user's", "a built-in function", "autocast", "shared memory"),
 }
 
@@ -105,11 +113,14 @@ def test_memory_that_a_trial_leaves_in_a_library_replaces_the_process():
     program = """
 import json, sys
 from horovod_tune.rank.reset.baseline import MAX_MEMORY_LEFT_MB, Baseline
-baseline = Baseline()
-kept = bytearray(b"x" * (150 << 20))  # as much as libraries cache
-few = baseline.restore() + baseline.memory_left()
-baseline.kept = bytearray(b"x" * (MAX_MEMORY_LEFT_MB << 20))
-print(json.dumps([few, baseline.memory_left()]))
+def main():
+    baseline = Baseline()
+    kept = bytearray(b"x" * (150 << 20))  # as much as libraries cache
+    few = baseline.restore() + baseline.memory_left()
+    baseline.kept = bytearray(b"x" * (MAX_MEMORY_LEFT_MB << 20))
+    print(json.dumps([few, baseline.memory_left()]))
+
+main()
 """
     ran = run_python("-c", program)
     few, many = json.loads(ran.stdout)

@@ -21,8 +21,9 @@ from typing import Any
 import psutil
 
 from horovod_tune.rank.allocator import release_freed_memory
+from horovod_tune.rank.reset.environment import Environment, horovod_settings
 from horovod_tune.rank.reset.imports import Imports
-from horovod_tune.rank.reset.settings import Settings, horovod_settings, reseed
+from horovod_tune.rank.reset.settings import Settings, reseed
 from horovod_tune.rank.reset.watch import Watch
 from horovod_tune.rank.streams import unusable_streams
 
@@ -44,12 +45,13 @@ class Baseline:
     """The state of this process before its first trial."""
 
     def __init__(self) -> None:
+        self._environment = Environment()
         self._settings = Settings()
         # The many new objects would trigger garbage collections, which find nothing.
         was_on = gc.isenabled()
         gc.disable()
         self._watch = Watch()
-        self._imports = Imports(self._watch, self._settings)
+        self._imports = Imports(self._watch, self._settings, self._environment)
         self._watch.add(list(sys.modules.values()))
         if was_on:
             gc.enable()
@@ -59,7 +61,7 @@ class Baseline:
         self._children = set(_children())
         self._files = set(os.listdir("/proc/self/fd"))
         self._memory_mb = _own_memory_mb()
-        self._output = [os.dup(1), os.dup(2)]
+        self._streams = {number: os.dup(number) for number in (0, 1, 2) if _is_open(number)}
         # So that collections after trials skip the modules, which are never freed. There is no collection
         # before it: that would take 0.1 s of the first trial's start and free next to nothing.
         gc.freeze()
@@ -70,18 +72,17 @@ class Baseline:
         Args:
             own_package: the training function's package, which the next trial must import again.
         """
-        self._restore_output()
+        self._restore_streams()
         faulthandler.cancel_dump_traceback_later()
         changed = {name for name, _ in self._horovod ^ horovod_settings()}
         problems = [f"{name} was set, which Horovod reads once per process" for name in sorted(changed)]
-        problems += self._settings.restore()
         # A closed stream cannot be reopened, and the next trial's first print() would raise.
         problems += [f"{name} was closed" for name in unusable_streams()]
         torch = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             problems.append("torch.distributed is still initialised")
         more_stay, not_forgotten = self._imports.forget(own_package)
-        problems += not_forgotten
+        problems += not_forgotten + self._environment.restore() + self._settings.restore()
         problems += self._watch.restore()
         reseed()
         gc.collect()
@@ -96,8 +97,8 @@ class Baseline:
         release_freed_memory()
         return problems + self._memory_left()
 
-    def _restore_output(self) -> None:
-        for number, kept in zip((1, 2), self._output, strict=True):
+    def _restore_streams(self) -> None:
+        for number, kept in self._streams.items():
             if not _is_open(number) or not os.path.sameopenfile(number, kept):
                 os.dup2(kept, number)
 
@@ -118,7 +119,10 @@ class Baseline:
     def _children_left(self) -> list[str]:
         """Kill the processes that the trial left running; return one problem per process."""
         _end_resource_tracker()
-        left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
+        left = []
+        for pid in set(_children()) - self._children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.append(psutil.Process(pid))
         if not left:
             return []
         psutil.wait_procs(left, timeout=EXIT_TIMEOUT_S)
@@ -196,13 +200,6 @@ def _children() -> list[int]:
                 # A kernel without CONFIG_PROC_CHILDREN: psutil has to read every process of the host.
                 return [child.pid for child in psutil.Process().children()]
     return pids
-
-
-def _child(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _end_resource_tracker() -> None:

@@ -22,10 +22,13 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod_tune.rank.reset.settings import Settings
-from horovod_tune.rank.reset.watch import Watch
+from horovod_tune.rank.reset.watch import Watch, top_level
+
+if TYPE_CHECKING:
+    from horovod_tune.rank.reset.environment import Environment
 
 _INSTALLED = tuple(
     os.path.realpath(path) + os.sep
@@ -48,14 +51,15 @@ _LASTING_CALLS = (
 class Imports:
     """The modules of this process before its first trial; tracks what is imported later."""
 
-    def __init__(self, watch: Watch, settings: Settings) -> None:
-        self._watch = watch
-        self._settings = settings
+    def __init__(self, watch: Watch, settings: Settings, environment: Environment) -> None:
+        self._watch, self._settings, self._environment = watch, settings, environment
         self._before = {name: module for name, module in sys.modules.items() if module is not None}
-        self._packages = {_top(name) for name in self._before}
+        self._packages = {top_level(name) for name in self._before}
         self._installed: dict[str, bool] = {}
         # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
+        # The library, new modules and variables that were read, of each import in this trial.
+        self._reads: list[tuple[str, set[str], dict[bytes, bytes | None]]] = []
         self._thread = threading.local()
         self._calls: list[str] = []
         for owner, name in _LASTING_CALLS:
@@ -64,7 +68,7 @@ class Imports:
         real = bootstrap._find_and_load
 
         def _call_with_frames_removed(name: str, import_: Callable[..., Any]) -> Any:
-            if getattr(self._thread, "is_importing", False) or not self._is_library(_top(name)):
+            if getattr(self._thread, "is_importing", False) or not self._is_library(top_level(name)):
                 return real(name, import_)
             return self._import_library(real, name, import_)
 
@@ -83,7 +87,9 @@ class Imports:
         def recorded(*given: Any, **named: Any) -> Any:
             is_importing = getattr(self._thread, "is_importing", False)
             # A class that is registered as another one's subclass: if both of them stay.
-            stay = owner is not abc.ABCMeta or all(_top(each.__module__) in self._packages for each in given)
+            stay = owner is not abc.ABCMeta or all(
+                top_level(each.__module__) in self._packages for each in given
+            )
             if stay and not is_importing:
                 self._calls.append(f"{owner.__name__}.{name}() was called")
             return real(*given, **named)
@@ -92,9 +98,10 @@ class Imports:
 
     def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
         """Import ``name``, and accept what that changes in other modules."""
-        is_tracked = _top(name) not in sys.stdlib_module_names
+        is_tracked = top_level(name) not in sys.stdlib_module_names
         before = self._watch.differing() if is_tracked else {}
         settings = self._settings.set_by_imports() if is_tracked else {}
+        variables = self._environment.begin_import()
         there = set(sys.modules)
         self._thread.is_importing = True
         try:
@@ -103,6 +110,7 @@ class Imports:
             self._thread.is_importing = False
             new = set(sys.modules) - there
             self._library_modules |= new
+            self._reads.append((top_level(name), new, self._environment.end_import(variables)))
             if is_tracked:
                 self._watch.accept(before)
                 self._settings.accept(settings)
@@ -118,7 +126,7 @@ class Imports:
             except (ImportError, ValueError, AttributeError):
                 spec = None
             places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-            self._installed[package] = any(_is_installed(place) for place in places if place)
+            self._installed[package] = any(is_installed(place) for place in places if place)
         return self._installed[package]
 
     def forget(self, own_package: str = "") -> tuple[bool, list[str]]:
@@ -128,6 +136,7 @@ class Imports:
             True if some new modules stay, and the reasons why the process must be replaced.
         """
         calls, self._calls = self._calls, []
+        reads, self._reads = self._reads, []
         for name, module in self._before.items():
             if sys.modules.get(name) is not module:
                 sys.modules[name] = module
@@ -136,12 +145,12 @@ class Imports:
             return False, calls
         packages: dict[str, dict[str, Any]] = {}
         for name, module in new.items():
-            packages.setdefault(_top(name), {})[name] = module
+            packages.setdefault(top_level(name), {})[name] = module
         users = {
-            _top(name)
+            top_level(name)
             for name, module in new.items()
-            if _top(name) not in self._packages
-            and (_top(name) == own_package or self._is_user_module(name, module))
+            if top_level(name) not in self._packages
+            and (top_level(name) == own_package or self._is_user_module(name, module))
         }
         stay = {
             name for name in packages if name in self._packages or _has_extension(packages[name].values())
@@ -150,9 +159,12 @@ class Imports:
         forgotten = {name for package in packages.keys() - stay | users for name in packages[package]}
         for name in forgotten:
             del sys.modules[name]
+        for library, loaded, variables in reads:
+            if not loaded <= forgotten:
+                self._environment.add_reads(library, variables)
         self._before |= {name: module for name, module in new.items() if name not in forgotten}
         self._packages |= stay
-        self._watch.forget({_top(name) for name in forgotten})
+        self._watch.forget({top_level(name) for name in forgotten})
         if forgotten:
             linecache.checkcache()
         self._installed.clear()
@@ -161,7 +173,7 @@ class Imports:
 
     def _is_user_module(self, name: str, module: Any) -> bool:
         path = getattr(module, "__file__", None) or "built-in"
-        return name not in self._library_modules and not _is_installed(path)
+        return name not in self._library_modules and not is_installed(path)
 
     def _with_references(self, stay: set[str], packages: dict[str, dict[str, Any]]) -> set[str]:
         """Return the packages that stay, those that they refer to, and those registered in other modules."""
@@ -190,7 +202,7 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
         name = value.__name__ if issubclass(type(value), ModuleType) else None
         for each in (name, getattr(type(value), "__module__", None), _module_of(value)):
             if isinstance(each, str):
-                names.add(_top(each))
+                names.add(top_level(each))
     return names
 
 
@@ -205,7 +217,9 @@ def _module_of(value: Any) -> Any:
 
 def has_extension(package: str) -> bool:
     """Return True if extension modules of ``package``, a top-level name, are loaded."""
-    return _has_extension([module for name, module in list(sys.modules.items()) if _top(name) == package])
+    return _has_extension(
+        [module for name, module in list(sys.modules.items()) if top_level(name) == package]
+    )
 
 
 def _has_extension(modules: Iterable[Any]) -> bool:
@@ -213,11 +227,7 @@ def _has_extension(modules: Iterable[Any]) -> bool:
     return not all(file.endswith((".py", ".pyc")) for file in files)
 
 
-def _is_installed(path: str) -> bool:
+def is_installed(path: str) -> bool:
     if path in ("built-in", "frozen") or "site-packages" in path or "dist-packages" in path:
         return True
     return os.path.realpath(path).startswith(_INSTALLED)
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]

@@ -12,6 +12,7 @@ import csv
 import decimal
 import functools
 import gc
+import itertools
 import locale
 import logging
 import multiprocessing
@@ -20,22 +21,20 @@ import multiprocessing.managers  # for the reducers that its import registers
 import os
 import random
 import re
-import resource
 import signal
 import socket
 import sys
 import threading
-import time
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 # Settings that imports of libraries change.
-_SET_BY_IMPORTS = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
+_SET_BY_IMPORTS = ("warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
 
 
 class Setting(NamedTuple):
@@ -110,45 +109,31 @@ def reseed() -> None:
         sys.modules["numpy"].random.seed(None)
 
 
-# Set by this package, to other values in each world: without "HOROVOD_".
-_RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
-_RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
-
-
-def horovod_settings() -> set[tuple[str, str]]:
-    """Return the variables that Horovod reads, some of them only once per process."""
-    variables = ((name, value) for name, value in os.environ.items() if name.startswith("HOROVOD_"))
-    return {
-        (name, value) for name, value in variables if name.removeprefix("HOROVOD_") not in _RANK_VARIABLES
-    }
-
-
 def _python_settings() -> Iterator[Setting]:
-    yield Setting("os.environ", lambda: dict(os.environ), _write_environment)
     yield Setting("the working directory", _working_directory, os.chdir)
     for name in ("path", "meta_path", "path_hooks", "argv"):
-        yield _contents(f"sys.{name}", getattr(sys, name))
+        held = getattr(sys, name)
+        yield Setting(f"sys.{name}", held.copy, functools.partial(held.__setitem__, slice(None)))
     for name in ("stdin", "stdout", "stderr"):
-        yield _attribute(sys, name)
+        read, write = functools.partial(getattr, sys, name), functools.partial(setattr, sys, name)
+        yield Setting(f"sys.{name}", read, write)
     write = functools.partial(_write_filters, warnings.filters)
     yield Setting("warnings.filters", lambda: list(warnings.filters), write)
-    yield _contents("gc.callbacks", gc.callbacks)
     yield Setting("logging", _logging, _write_logging)
-    yield Setting("the umask", _umask, os.umask)
-    yield Setting("the time zone", lambda: time.tzname, lambda _: time.tzset())
-    yield Setting("tracemalloc", tracemalloc.is_tracing, lambda _: tracemalloc.stop())
+    # Set by the first process that a trial starts, for example by a DataLoader.
     yield Setting(
         "the start method of multiprocessing",
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda value: multiprocessing.set_start_method(value, force=True),
     )
     only_read: dict[str, Callable[[], Any]] = {
+        "the umask": lambda: _status("thread-self", "Umask"),  # os.umask() would set it, for all threads
+        "tracemalloc": tracemalloc.is_tracing,
         "the switch interval": sys.getswitchinterval,
         "the flags of dlopen": sys.getdlopenflags,
         "the recursion limit": sys.getrecursionlimit,
-        "the longest int in text": getattr(
-            sys, "get_int_max_str_digits", lambda: None
-        ),  # Python 3.10.7 and later
+        # Python 3.10.7 and later
+        "the longest int in text": getattr(sys, "get_int_max_str_digits", lambda: None),
         "decimal's default context": lambda: repr(decimal.DefaultContext),
         "csv's settings": lambda: (csv.field_size_limit(), csv.list_dialects()),
         "NumPy's bit generator": _bit_generator,
@@ -165,8 +150,12 @@ def _python_settings() -> Iterator[Setting]:
     }
     for name in ("ITIMER_REAL", "ITIMER_PROF", "ITIMER_VIRTUAL"):
         only_read[name] = functools.partial(_is_running, getattr(signal, name))
-    for name in [each for each in dir(resource) if each.startswith("RLIMIT_")]:
-        only_read[name] = functools.partial(resource.getrlimit, getattr(resource, name))
+    for name in ("limits", "oom_score_adj", "coredump_filter", "timerslack_ns"):
+        only_read[f"/proc/self/{name}"] = Path(f"/proc/self/{name}").read_text
+    with contextlib.suppress(ImportError):
+        import threadpoolctl
+
+        only_read["the number of BLAS threads"] = threadpoolctl.ThreadpoolController().info
     yield from (Setting(name, read) for name, read in only_read.items())
 
 
@@ -174,51 +163,32 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
     yield Setting("torch's random state", lambda: torch.get_rng_state().numpy().tobytes(), _rng_writer(torch))
     yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield Setting("the number of threads", torch.get_num_threads, torch.set_num_threads, always=True)
-    yield Setting(
-        "deterministic algorithms",
-        lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-    )
-    yield Setting(
-        "the precision of float32 products",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    )
-    yield Setting(
-        "anomaly detection",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda value: torch.set_anomaly_enabled(*value),
-    )
-    for name in ("benchmark", "deterministic", "allow_tf32"):
-        yield _attribute(torch.backends.cudnn, name)
-    yield _attribute(torch.backends.cuda.matmul, "allow_tf32")
     yield Setting("the number of torch's inter-op threads", torch.get_num_interop_threads)
+    yield Setting("anomaly detection", torch.is_anomaly_enabled)
     yield Setting("torch's sharing strategy", torch.multiprocessing.get_sharing_strategy)
     yield Setting("torch's profiler", torch.autograd._profiler_enabled)
     if torch.distributed.is_available():
-        read, write = torch.distributed.get_debug_level, torch.distributed.set_debug_level
-        yield Setting("torch.distributed's debug level", read, write)
+        yield Setting("torch.distributed's debug level", torch.distributed.get_debug_level)
     yield Setting("TorchScript's fusion", lambda: _read_by_setting(torch))
-    # All other settings in torch's C++ code, such as which kernels are used.
+    # Before the loop, since it sets several of the other precisions.
+    read, write = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    yield Setting("the precision of float32 products", read, write)
+    # All other settings in torch's C++ code: algorithms, precisions, which kernels are used.
     for name in filter(_TORCH_GETTERS.fullmatch, dir(torch._C)):
-        getter = getattr(torch._C, name)
+        read = getattr(torch._C, name)
         with contextlib.suppress(Exception):  # any: it may not exist in this build, or take arguments
-            if isinstance(getter(), bool | int | str | tuple | list) or name.endswith("_backend"):
-                yield Setting(f"torch._C.{name}()", getter)
-    for name in [each for each in sys.modules if each.startswith("torch.backends.")]:
-        module = sys.modules[name]
-        for attribute, value in list(vars(type(module)).items()):
-            # torch's properties whose values are in C.
-            if type(value).__name__ == "ContextProp":
-                yield Setting(f"{name}.{attribute}", functools.partial(getattr, module, attribute))
-            elif type(value).__name__ == "_FP32Precision":
-                write = functools.partial(setattr, value, "fp32_precision")
-                yield Setting(
-                    f"{name}.{attribute}", functools.partial(getattr, value, "fp32_precision"), write
-                )
+            if isinstance(read(), bool | int | str | tuple | list | None) or name.endswith("_backend"):
+                setter = name.replace("get_", "set_", 1)
+                write = getattr(torch._C, setter, None) if setter != name else None
+                yield Setting(f"torch._C.{name}()", read, write)
+    for backend, operation in itertools.product(
+        ("generic", "cuda", "mkldnn"), ("all", "conv", "rnn", "matmul")
+    ):
+        with contextlib.suppress(Exception):  # any: not in this build
+            read = functools.partial(torch._C._get_fp32_precision_getter, backend, operation)
+            write = functools.partial(torch._C._set_fp32_precision_setter, backend, operation)
+            read()
+            yield Setting(f"the precision of {backend} {operation}", read, write)
 
 
 # Without constants, what belongs to a thread, what would start CUDA, and what torch itself sets at the first
@@ -227,7 +197,7 @@ _TORCH_GETTERS = re.compile(
     r"_get_(?!all_|accelerator|max_|operator_|upgraders_|thread|DTensor|caught_|torch_function|tracing"
     r"|sdp_priority)\w+"
     r"|_jit_(get_(?!all|custom|num)|can_fuse|texpr|llga)\w+|_is_(multithreading|view_replay|fwd_grad)_enabled"
-    r"|_check_sparse_tensor_invariants"
+    r"|_check_sparse_tensor_invariants|_cuda_get_cudnn_benchmark_limit"
 )
 
 
@@ -244,25 +214,10 @@ def _rng_writer(torch: Any) -> Callable[[bytes], Any]:
     return lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _attribute(owner: ModuleType | Any, name: str) -> Setting:
-    label = f"{getattr(owner, '__name__', 'torch.backends.cuda.matmul')}.{name}"
-    return Setting(label, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
-
-
-def _contents(name: str, holder: Any) -> Setting:
-    return Setting(name, holder.copy, lambda value: holder.__setitem__(slice(None), value))
-
-
 def _write_filters(holder: Any, value: list[Any]) -> None:
     # `catch_warnings` sets another list, which stays if threads use it at the same time.
     holder[:] = value
     warnings.filters = holder
-
-
-def _write_environment(value: dict[str, str]) -> None:
-    for name in set(os.environ) - set(value):
-        del os.environ[name]
-    os.environ.update(value)
 
 
 def _bit_generator() -> int:
@@ -286,11 +241,6 @@ def _working_directory() -> str:
         return ""  # the trial has removed its working directory
 
 
-def _umask() -> int:
-    # Not os.umask(), which would set it meanwhile, also for other threads.
-    return int(_status("thread-self", "Umask")[0], 8)
-
-
 def _status(process: str, *names: str) -> list[str]:
     """Return fields of a process's /proc status, which include the signals that C code handles."""
     with open(f"/proc/{process}/status") as file:
@@ -310,8 +260,6 @@ def _logging() -> dict[str, Any]:
         **state,
         "": _logger_state(logging.root),
         "/disable": logging.root.manager.disable,
-        "/class": logging.getLoggerClass(),
-        "/captured": logging._warnings_showwarning,  # type: ignore[attr-defined]
         "/levels": (logging._levelToName.copy(), logging._nameToLevel.copy()),
     }
 
@@ -324,9 +272,7 @@ _UNTOUCHED = (logging.NOTSET, True, False, (), ())
 
 
 def _write_logging(value: dict[str, Any]) -> None:
-    logging.captureWarnings(value["/captured"] is not None)
     logging.disable(value["/disable"])
-    logging.setLoggerClass(value["/class"])
     names: list[Any] = [logging._levelToName, logging._nameToLevel]
     for held, levels in zip(names, value["/levels"], strict=True):
         held.clear()

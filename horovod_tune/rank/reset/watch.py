@@ -12,13 +12,14 @@ import contextlib
 import operator
 import sys
 from collections.abc import Collection, Iterable
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
-# Ray, this package and what they use change all the time, and no training function sets them. The last six
-# are tables of thousands of constants.
-_UNWATCHED = {"ray", "horovod_tune", "google", "grpc", "msgpack", "psutil", "cloudpickle", "__main__"}
+# This package and what it uses change all the time. The last six are tables of thousands of constants.
+_UNWATCHED = {"horovod_tune", "google", "grpc", "msgpack"}
 _UNWATCHED |= {"sympy", "mpmath", "charset_normalizer", "wcwidth", "torchgen", "_ast"}
+# Of these, only functions and classes are watched, since everything else changes all the time.
+_ONLY_CALLABLES = {"ray", "psutil", "cloudpickle"}
 # torch's compiler, a fourth of a new worker's modules: only the packages and their settings are watched.
 _COMPILER_SETTINGS = ("config", "eval_frame", "backends.registry")
 _COMPILER = tuple(
@@ -113,37 +114,42 @@ class Watch:
     def add(self, modules: Iterable[Any]) -> None:
         """Watch these modules too, with their present contents."""
         for module in modules:
-            name = module.__name__ if isinstance(module, ModuleType) else "__main__"
-            if _top(name) not in _UNWATCHED and (
-                not name.startswith(_COMPILER) or name.endswith(_COMPILER_SETTINGS)
+            name = module.__name__ if isinstance(module, ModuleType) else ""
+            if (
+                name
+                and not name.startswith("ray.data.")
+                and top_level(name) not in _UNWATCHED
+                and (not name.startswith(_COMPILER) or name.endswith(_COMPILER_SETTINGS))
             ):
-                self._add(module, name, _top(name), _DEPTH)
+                self._add(module, name, top_level(name), _DEPTH)
 
-    def _add(self, owner: Any, name: str, top: str, depth: int) -> None:
-        contents = None if id(owner) in self._containers else _contents_of(owner, top, name)
+    def _add(self, owner: Any, name: str, package: str, depth: int) -> None:
+        contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
         if contents is None:
             return
         container = _Container(name, owner, contents, _keys(contents), _values(contents))
         self._containers[id(owner)] = container
         for key, value in zip(container.keys, container.values, strict=True):
             if type(value) is FunctionType:
+                for registry in filter(_is_proxy, vars(value).values()):  # of functools.singledispatch
+                    self._add(registry, f"{name}.{key}.registry", package, depth=0)
                 has_defaults = value.__defaults__ or value.__kwdefaults__
                 if has_defaults or str(value.__module__).startswith(_WITH_FUNCTIONS):
                     self._parts[value] = _parts_of(value)
                     if value.__kwdefaults__:
-                        self._add(value.__kwdefaults__, f"{name}.{key}.__kwdefaults__", top, depth=0)
+                        self._add(value.__kwdefaults__, f"{name}.{key}.__kwdefaults__", package, depth=0)
             # Not isinstance(), since a proxy's `__class__` may raise.
             elif depth and not issubclass(type(value), _LEAF_TYPES):
                 internal = isinstance(key, str) and (key.startswith("__") or key.endswith("member_map_"))
                 if not internal or key == "__constants__":
-                    self._add(value, f"{name}.{key}", top, depth - 1)
+                    self._add(value, f"{name}.{key}", package, depth - 1)
 
     def forget(self, packages: Collection[str]) -> None:
         """Stop watching the modules of these packages, which were removed."""
         if packages:
             containers = list(self._containers.items())
             self._containers = {
-                number: each for number, each in containers if _top(each.name) not in packages
+                number: each for number, each in containers if top_level(each.name) not in packages
             }
 
     def differing(self) -> dict[int, _Container]:
@@ -182,6 +188,8 @@ class Watch:
                 continue
             for key in then | current:
                 old, new = then.get(key, _MISSING), current.get(key, _MISSING)
+                if top_level(known.name) in _ONLY_CALLABLES and not (callable(old) and callable(new)):
+                    continue
                 name = f"{known.name}.{key}"
                 if old is not new and not _restore(known.owner, key, old, new) and not _is_bookkeeping(name):
                     problems.append(name)
@@ -219,22 +227,25 @@ def _is_bookkeeping(name: str) -> bool:
     return is_known or "cache" in name.lower()
 
 
-def _contents_of(owner: Any, top: str, name: str) -> Any:
+def _contents_of(owner: Any, package: str, name: str) -> Any:
     """Return the contents of ``owner`` as a mapping, list or set; None if they are not watched."""
     kind = type(owner)
     if issubclass(kind, ModuleType):
         return vars(owner)
     if issubclass(kind, type):
         # Some hundred types like torch.cuda.FloatTensor have hundreds of attributes each.
-        is_own = _belongs(owner.__dict__.get("__module__"), top) and kind.__name__ != "tensortype"
+        is_own = _belongs(owner.__dict__.get("__module__"), package) and kind.__name__ != "tensortype"
         return vars(owner) if is_own else None
-    if top == "horovod" or owner is sys.modules:
-        return None  # Horovod's objects belong to its world
-    if top in sys.stdlib_module_names and name.startswith(_UNWATCHED_STANDARD):
+    if issubclass(kind, MappingProxyType):
+        return owner
+    # Horovod's objects belong to its world.
+    if package == "horovod" or package in _ONLY_CALLABLES or owner is sys.modules:
+        return None
+    if package in sys.stdlib_module_names and name.startswith(_UNWATCHED_STANDARD):
         return None
     if issubclass(kind, dict | list | set):
         return None if len(_values(owner)) > _MAX_ELEMENTS else owner
-    if not _belongs(kind.__module__, top) or kind.__name__ in _OPERATOR_TYPES:
+    if not _belongs(kind.__module__, package) or kind.__name__ in _OPERATOR_TYPES:
         return None
     try:
         attributes = object.__getattribute__(owner, "__dict__")
@@ -262,9 +273,13 @@ def _values(contents: Any) -> list[Any]:
     return list(dict.values(contents) if isinstance(contents, dict) else contents.values())
 
 
-def _belongs(module: Any, top: str) -> bool:
-    return isinstance(module, str) and _top(module).lstrip("_") == top.lstrip("_")
+def _is_proxy(value: Any) -> bool:
+    return type(value) is MappingProxyType
 
 
-def _top(name: str) -> str:
+def _belongs(module: Any, package: str) -> bool:
+    return isinstance(module, str) and top_level(module).lstrip("_") == package.lstrip("_")
+
+
+def top_level(name: str) -> str:
     return name.partition(".")[0]

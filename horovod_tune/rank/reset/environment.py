@@ -1,0 +1,169 @@
+"""The environment variables of a process, and which of them its libraries read when they were loaded.
+
+A library that stays loaded keeps what it has read: matplotlib its backend, an OpenMP library its number of
+threads. If the training function has set such a variable, the process is replaced. If it sets one that an
+earlier trial's library has read, it fails, and the trial starts again in a new process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from horovod_tune.rank.reset.imports import is_installed
+from horovod_tune.session import session
+
+# Set by this package, to other values in each world: without "HOROVOD_".
+_RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
+_RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
+
+
+def horovod_settings() -> set[tuple[str, str]]:
+    """Return the variables that Horovod and NCCL read, some of them only once per process."""
+    variables = [each for each in os.environ.items() if each[0].startswith(("HOROVOD_", "NCCL_"))]
+    return {each for each in variables if each[0].removeprefix("HOROVOD_") not in _RANK_VARIABLES}
+
+
+class Environment:
+    """The variables before the first trial; observes what is read and set later."""
+
+    def __init__(self) -> None:
+        self._environ: Any = os.environ
+        self._known = self._values()
+        self._libraries = _shared_libraries()
+        # What the library that is being imported has read.
+        self._reads: dict[bytes, bytes | None] | None = None
+        # What libraries that stay have read: the library and the value.
+        self._read: dict[bytes, tuple[str, bytes | None]] = {}
+        # The variables that the training function has set in this trial.
+        self._set: set[bytes] = set()
+        self._is_used = False
+        observed = _observe(dict(vars(os.environ)["_data"]), self._note_read, self._note_write)
+        vars(os.environ)["_data"] = vars(os.environb)["_data"] = observed
+
+    def begin_import(self) -> dict[bytes, Any]:
+        """Record what is read until `end_import`, which takes what this returns."""
+        self._reads = {}
+        return self._values()
+
+    def end_import(self, before: dict[bytes, Any]) -> dict[bytes, bytes | None]:
+        """Accept what the import has set; return what it has read."""
+        reads, self._reads = self._reads or {}, None
+        self._known |= {name: value for name, value in self._values().items() if before.get(name) != value}
+        return reads
+
+    def add_reads(self, library: str, reads: dict[bytes, bytes | None]) -> None:
+        """Record that a library which stays in the process has read these values."""
+        self._read |= {name: (library, value) for name, value in reads.items() if name not in self._read}
+
+    def restore(self) -> list[str]:
+        """Restore all variables; return those whose values libraries may have kept."""
+        os.environ = self._environ  # noqa: B003 - the original object
+        readers = {name: self._reader(name) for name in self._set if self._was_effective(name)}
+        problems = [f"{os.fsdecode(name)} was set, which {by} keeps" for name, by in readers.items() if by]
+        now = self._values()
+        for name in {name for name, _ in now.items() ^ self._known.items()}:
+            for_python, for_c = self._known.get(name, (None, None))
+            if for_c is None:
+                os.unsetenv(name)
+            else:
+                os.putenv(name, for_c)
+            dict.pop(self._environ._data, name, None)
+            if for_python is not None:
+                dict.__setitem__(self._environ._data, name, for_python)
+        self._set.clear()
+        self._is_used = True
+        return problems
+
+    def _values(self) -> dict[bytes, tuple[bytes | None, bytes | None]]:
+        """Return the value of each variable for Python and for C code; they differ after `os.putenv`."""
+        for_python, for_c = dict.copy(self._environ._data), _variables_of_c()
+        return {name: (for_python.get(name), for_c.get(name)) for name in for_python | for_c}
+
+    def _was_effective(self, name: bytes) -> bool:
+        """Return False if a library had read the variable before the trial has set it."""
+        return name not in self._read or self._read[name][1] != self._known.get(name, (None, None))[0]
+
+    def _reader(self, name: bytes) -> str:
+        """Return a library, loaded since the first trial, that reads a variable; empty if none does."""
+        if name in self._read:
+            return self._read[name][0]
+        new = sorted(_shared_libraries() - self._libraries)
+        return next((os.path.basename(path) for path in new if _contains(path, name)), "")
+
+    def _note_read(self, name: bytes, value: bytes | None) -> None:
+        if self._reads is not None:
+            self._reads.setdefault(name, value)
+
+    def _note_write(self, name: bytes, value: bytes | None) -> None:
+        if self._reads is not None or not _is_called_by_user():
+            return
+        self._set.add(name)
+        live = session.current()
+        may_retry = self._is_used and live is not None and not live.has_reported
+        if may_retry and value != self._known.get(name, (None, None))[0] and (by := self._reader(name)):
+            raise RuntimeError(
+                f"{os.fsdecode(name)} was set, but {by} has read it in an earlier trial of this process"
+            )
+
+
+def _observe(values: dict[bytes, bytes], on_read: Callable[..., None], on_write: Callable[..., None]) -> Any:
+    """Return ``values`` as a dict that calls the functions with a name and its value, or None."""
+
+    class Observed(dict[bytes, bytes]):
+        def __getitem__(self, name: bytes) -> bytes:
+            on_read(name, self.get(name))
+            return super().__getitem__(name)
+
+        def __setitem__(self, name: bytes, value: bytes) -> None:
+            super().__setitem__(name, value)
+            on_write(name, value)
+
+        def __delitem__(self, name: bytes) -> None:
+            super().__delitem__(name)
+            on_write(name, None)
+
+    return Observed(values)
+
+
+def _is_called_by_user() -> bool:
+    frame: Any = sys._getframe(2)
+    while frame and frame.f_globals.get("__name__") in (
+        "os",
+        "_collections_abc",
+        "collections.abc",
+        __name__,
+    ):
+        frame = frame.f_back
+    return frame is not None and not is_installed(frame.f_code.co_filename)
+
+
+def _variables_of_c() -> dict[bytes, bytes]:
+    environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    found: dict[bytes, bytes] = {}
+    for each in iter(environ):
+        if each is None:
+            break
+        name, _, value = each.partition(b"=")
+        found.setdefault(name, value)
+    return found
+
+
+def _shared_libraries() -> set[str]:
+    with open("/proc/self/maps") as file:
+        return {line.split(maxsplit=5)[5].rstrip("\n") for line in file if ".so" in line}
+
+
+@functools.cache
+def _contains(path: str, name: bytes) -> bool:
+    """Return True if a file has a name as a string of C."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(b"\0" + name + b"\0") >= 0
+    except OSError:  # deleted since
+        return False

@@ -156,6 +156,8 @@ class Rendezvous:
         try:
             with contextlib.suppress(*errors):
                 request = await asyncio.wait_for(self._read(reader, writer), REQUEST_TIMEOUT_S)
+                if self._end.done():  # before Python 3.12, `wait_for` may lose a cancellation
+                    return
                 answer = await self.answer(*request)
                 status = "404 Not Found" if answer is None else "200 OK"
                 size = len(answer or b"")

@@ -83,7 +83,8 @@ def DistributedTrainableCreator(
             if none of ``num_hosts``, ``num_slots`` and ``num_workers`` is given. See `commit`.
         max_workers: how many ranks an elastic trial grows to when resources are free (default: as many as it
             starts with).
-        min_workers_timeout_s: seconds that fewer ranks than ``min_workers`` wait for others (default 60).
+        min_workers_timeout_s: seconds that ranks wait for others while there are fewer than ``min_workers``
+            (default 60).
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.

@@ -172,7 +172,7 @@ class DistributedTrainable(FunctionTrainable):
         return fits(placement_of(self._spec), list(free.values()))
 
     def log_result(self, result: dict[str, Any]) -> None:
-        # Tune has added the iteration to this result; a restored trial counts on from it.
+        # Tune has added the iteration to this result; a restored trial continues counting from there.
         if self._last_training_result is not None:
             self._last_training_result.metrics = result
 
@@ -207,10 +207,10 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.restore(self._restored_from)
 
     def reset(self, *args: Any, **keywords: Any) -> bool:
-        """End the trial, store its artifacts, and reset as Tune does; its working directory may be gone."""
+        """End the trial, store its artifacts, and reset as Tune does."""
         try:
             os.getcwd()
-        except FileNotFoundError:
+        except FileNotFoundError:  # the trial's directory was removed
             os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "/"))
         # Before Tune's method, which replaces the storage by the next trial's.
         self._coordinator.end_trial()
@@ -248,7 +248,7 @@ class DistributedTrainable(FunctionTrainable):
 
 
 def patch_tune(reuse_workers: bool) -> None:
-    """Apply the patches of Tune that distributed trials need to this process; harmless if repeated."""
+    """Apply to this process the patches of Tune that distributed trials need; harmless if repeated."""
     ray_compat.mend_paused_trials()
     if reuse_workers:
         ray_compat.reuse_actors_of(keeps_actors)

@@ -84,7 +84,8 @@ class Coordinator:
 
         Raises:
             StartFailed: the training actors did not start.
-            TrainingFailed: a rank was lost.
+            TrainingFailed: a rank raised, died, stopped responding or lost the others.
+            MetricsError: Tune cannot store the metrics with the checkpoint.
         """
         trial = self._trial
         try:
@@ -146,7 +147,7 @@ class Coordinator:
             "start_s": trial.start_s,
             **self._group.world.change_metrics,
         }
-        metrics = metrics | world | metrics  # a function's own metrics of these names count
+        metrics = metrics | world | metrics  # a function's own metrics take precedence
         checkpoint, trial.stored = None, None
         if path is not None:
             try:

@@ -179,7 +179,7 @@ class World:
                 worker.poll(self._events, self.limits.heartbeat_s)
 
     def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> None:
-        """Wait until each worker has answered its call; treat those that do not as lost."""
+        """Wait until each worker has answered its call; those that do not answer are lost."""
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
         for worker, reply in zip(workers, replies_to(calls, timeout_s), strict=True):

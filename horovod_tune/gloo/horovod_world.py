@@ -12,7 +12,6 @@ not initialised, and afterwards as a world that was made with the environment of
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 import time
@@ -47,7 +46,6 @@ class HorovodWorld(RankBackend):
         # True if it has called `hvd.init()`, even if that failed, since it started or last left a world.
         self._init_was_called = False
         self._basics: Any = None
-        self._environment: dict[str, str] = {}
         self._has_process_sets = False
         # Of this process's first world.
         self._settings: set[tuple[str, str]] | None = None
@@ -85,12 +83,11 @@ class HorovodWorld(RankBackend):
             world._check_settings()
             if world._hides(basics):
                 world._kept = False
-                fits = comm is None and not process_sets and world._environment == _horovod_environment()
+                fits = comm is None and not process_sets
                 if world._all_agree(fits):
                     world._cache_facts(basics)
                     return None
                 world._shut_down()  # the kept world is not the requested one
-            world._environment = _horovod_environment()
             world._has_process_sets = bool(process_sets)
             world._reset_collective_count()
             world._sockets.forget()
@@ -182,7 +179,7 @@ class HorovodWorld(RankBackend):
 
         Horovod adds sets after `hvd.init()` only where a variable allows it.
         """
-        allowed = self._environment.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
+        allowed = dict(self._settings or ()).get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
         return not self._has_process_sets and allowed == "0"
 
     def has_entered(self) -> bool:
@@ -294,11 +291,6 @@ class HorovodWorld(RankBackend):
             return [f"a collective of all ranks failed: {error}"]
         self._kept = True
         return []
-
-
-def _horovod_environment() -> dict[str, str]:
-    """Return what Horovod reads when a world is made: a trial may tune it."""
-    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
 
 def is_call_before_init(error: BaseException) -> bool:

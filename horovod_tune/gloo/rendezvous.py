@@ -5,12 +5,12 @@ request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has co
 Horovod's own server in four ways: a GET for a missing key is held until the key is there (the stock client
 otherwise repeats it every 10 ms), the listen backlog takes a whole world at once (the stock 5 drops
 connections, which are retried after seconds), every path starts with a secret that only this trial's ranks
-were given, and ``gathered.RANK.SIZE`` returns what the other ranks have put for RANK in one answer, so that a
-world needs three requests per rank (Horovod as `horovod-tune install-horovod` builds it; any other makes some
-for each pair of ranks). Bodies are opaque bytes; nothing is ever unpickled.
+were given, and ``gathered.RANK.SIZE`` returns what the other ranks have put for RANK in one answer. Each Gloo
+context thus needs three requests per rank with Horovod as `horovod-tune install-horovod` builds it; other
+builds make several for each pair of ranks. Bodies are opaque bytes; nothing is ever unpickled.
 
 An unauthenticated client can hold one connection for at most `REQUEST_TIMEOUT_S`; it cannot end or block the
-server, not even with more connections than the process may have files.
+server, not even with more connections than the process may have file descriptors.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ HOLD_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 5.0
 RESPONSE_TIMEOUT_S = 30.0
 MAX_REQUEST_BYTES = 4 << 20
-# Connections that have not shown the secret yet; one more closes the oldest. Linux gives a process 1,024
-# files by default, and a rank's request arrives with its connection.
+# At most so many connections that have not shown the secret; one more closes the oldest. That is no rank's:
+# a rank sends its request as soon as it connects. Linux gives a process 1,024 file descriptors by default.
 MAX_UNAUTHENTICATED = 512
-# How long nothing is accepted when the process has no file for another connection.
+# How long nothing is accepted when the process has no file descriptor for another connection.
 NO_FILES_S = 0.01
 BACKLOG = 4096
 CLOSE_TIMEOUT_S = 5.0
@@ -45,10 +45,10 @@ _GATHERED = re.compile(r"gathered\.(\d{1,6})\.(\d{1,6})", re.ASCII)
 
 @dataclass
 class _Scope:
-    """One Gloo context's keys; `left` counts the ranks that have connected, `size` how many will.
+    """One Gloo context's keys; `left` counts the ranks that have sent DELETE, of `size` ranks.
 
-    `addresses` are the values of the keys that are ranks: a rank's addresses for the others, one after the
-    other, without one for itself.
+    `addresses` are the values whose key is a rank's number: that rank's addresses for the other ranks,
+    joined, with none for itself.
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         self._scopes: dict[str, _Scope] = {}
-        # Set when the key is there; for a size, when so many ranks have put their addresses.
+        # By scope and key, set when the key is there; by scope and size, when so many have put theirs.
         self._arrivals: dict[tuple[str, str | int], asyncio.Event] = {}
         # The connections that have not shown the secret, the oldest first.
         self._unauthenticated: dict[asyncio.StreamWriter, None] = {}
@@ -115,7 +115,7 @@ class Rendezvous:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except OSError as error:  # there is no file for the event loop
+        except OSError as error:  # no file descriptor is left for the event loop
             self._listener.close()
             self._serves.set_exception(error)
 
@@ -124,14 +124,14 @@ class Rendezvous:
         with self._listener:
             accepting = asyncio.create_task(self._accept())
             await asyncio.wrap_future(self._end)
-            accepting.cancel()  # and `asyncio.run` the tasks of the connections
+            accepting.cancel()  # `asyncio.run` then cancels the tasks of the connections
 
     async def _accept(self) -> None:
         loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         while True:
             try:
                 client, _ = await loop.sock_accept(self._listener)
-            except OSError:  # the process has no file for another connection
+            except OSError:  # no file descriptor is left for another connection
                 self._drop_oldest()
                 await asyncio.sleep(NO_FILES_S)
                 continue
@@ -147,7 +147,7 @@ class Rendezvous:
             oldest.transport.abort()
 
     async def _handle(self, client: socket.socket) -> None:
-        """Answer one request; close a connection without the secret, or with garbage, without an answer."""
+        """Answer one request; close a connection unanswered if it sends garbage or lacks the secret."""
         reader, writer = await asyncio.open_connection(sock=client)
         self._unauthenticated[writer] = None
         if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
@@ -174,7 +174,7 @@ class Rendezvous:
     ) -> tuple[str, str, bytes]:
         """Return a request's method, path without the secret, and body; ValueError if it is malformed."""
         method, path, _ = (await reader.readline()).split(b" ", 2)
-        # Horovod appends ":port" to the address that it is given, so that is at the end of the secret.
+        # Horovod appends ":port" to the address that it is given; the port therefore follows the secret.
         given, _, path = path.lstrip(b"/").partition(b"/")
         if not hmac.compare_digest(given.partition(b":")[0], self._secret.encode()):
             raise ValueError("no secret")

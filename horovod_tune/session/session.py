@@ -48,8 +48,8 @@ class WorldBroken(Exception):
 class Session:
     """One rank's side of one trial.
 
-    ``send`` carries rank 0's reports to the coordinator; ``fetch`` turns a CheckpointPlace into a
-    ``ray.tune.Checkpoint`` that this rank can read.
+    ``send`` carries rank 0's reports, and every rank's `NeedsWorld`, to the coordinator; ``fetch`` turns a
+    CheckpointPlace into a ``ray.tune.Checkpoint`` that this rank can read.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Session:
         self._condition = threading.Condition()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
-        """Send rank 0's metrics, and wait on every rank until Tune decides that the trial continues."""
+        """On rank 0, send the metrics; every rank then waits until Tune decides that the trial continues."""
         self._refuse_in_a_fork("report()")
         plain = plain_metrics(metrics)
         path = checkpoint_path(checkpoint)
@@ -304,8 +304,8 @@ class TrialWorld:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
 
         It finds a forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. It computes a
-        checksum of every parameter on the CPU, and gathers eight bytes of each. Buffers (the running mean of
-        batch normalization) are not compared: they differ under Horovod.
+        checksum of every parameter on the CPU, and gathers only these, eight bytes each. Buffers (the running
+        mean of batch normalization) are not compared: they differ under Horovod.
 
         Raises:
             NotSynchronised: names the first parameter that differs from rank 0's, and the ranks.
@@ -363,7 +363,7 @@ def refuse_in_child_process(caller: str) -> None:
 
 
 def require_session(caller: str) -> Session:
-    """Return this thread's session; raise NotInTraining if there is none."""
+    """Return `current`'s session; raise NotInTraining if there is none."""
     live = current()
     if live is not None:
         return live

@@ -56,6 +56,9 @@ class StoreRendezvous(WorldRendezvous):
         address = "127.0.0.1" if len(hosts) == 1 else first.info.node_ip
         try:
             port = ray.get(first.actor.call_backend.remote("serve_store", address), timeout=self._timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            late = f"did not open a TCPStore within timeout_s={self._timeout_s:g} s"
+            raise StartFailed(f"rank 0 on {first.info.host} {late}") from None
         except ray.exceptions.RayError as error:
             raise StartFailed(f"rank 0 on {first.info.host} could not open a TCPStore: {error}") from error
         return [

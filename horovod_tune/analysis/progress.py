@@ -291,7 +291,7 @@ def live_view(stream: Any) -> View:
 
 
 def notebook_view() -> View:
-    """Return the same table as an output of a notebook's cell, which is empty at the end."""
+    """Return `live_view`'s table for a notebook's cell, whose output is empty at the end."""
     from IPython.display import HTML, display
 
     from horovod_tune.analysis.terminal import as_html

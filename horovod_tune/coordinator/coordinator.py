@@ -56,7 +56,7 @@ class Coordinator:
 
     Args:
         group: the worker group, whose workers may have begun to start.
-        reuse_workers: True if workers that a trial leaves usable run the next one.
+        reuse_workers: True if the next trial runs on the same workers where these are still usable.
     """
 
     _trial: _Trial

@@ -3,8 +3,8 @@
 Runs in the coordinator, in one thread. It responds to the requests of Horovod 0.28's `http_store.cc`: one
 request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has connected. It differs from
 Horovod's own server in four ways: a GET for a missing key is held until the key is there (the stock client
-otherwise repeats it every 10 ms), the listen backlog takes a whole world at once (the stock 5 drops
-connections, which are retried after seconds), every path starts with a secret that only this trial's ranks
+otherwise repeats it every 10 ms), the listen backlog takes a whole world at once (the stock one of 5
+makes clients try again after seconds), every path starts with a secret that only this trial's ranks
 were given, and ``gathered.RANK.SIZE`` returns what the other ranks have put for RANK in one answer. Each Gloo
 context thus needs three requests per rank with Horovod as `horovod-tune install-horovod` builds it; other
 builds make several for each pair of ranks. Bodies are opaque bytes; nothing is ever unpickled.
@@ -85,7 +85,8 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         self._scopes: dict[str, _Scope] = {}
-        # By scope and key, set when the key is there; by scope and size, when so many have put theirs.
+        # By scope and key: set when the key is there. By scope and size: set when that many ranks have put
+        # their addresses.
         self._arrivals: dict[tuple[str, str | int], asyncio.Event] = {}
         # The connections that have not shown the secret, the oldest first.
         self._unauthenticated: dict[asyncio.StreamWriter, None] = {}

@@ -226,7 +226,7 @@ def scaled_adam(
     as before, not as many steps.
 
     Raises:
-        HyperparameterError: A beta would fall below 0: the batch grew by more than :math:`1/(1-\beta)`.
+        HyperparameterError: A beta would fall below 0: k is more than :math:`1/(1-\beta)`.
 
     >>> scaled_adam(1e-3, (0.75, 0.9375), 2e-8, global_batch_size=1024, base_batch_size=256)
     AdamHyperparameters(lr=0.002, betas=(0.0, 0.75), eps=1e-08)

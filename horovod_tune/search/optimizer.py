@@ -43,8 +43,8 @@ _CURVES_START = 4
 _TRANSFER_START = 3
 #: At most so many unfinished trials, the most promising ones, get their expected ends added to the model.
 _MOST_EXPECTED = 200
-#: Expected improvement is averaged over 4 sets of the model's hyperparameters (the most probable set, and
-#: draws) while the model has at most 150 rows; with more rows only the most probable set is used.
+#: With learning curves, expected improvement is averaged over 4 sets of the model's hyperparameters (the most
+#: probable set, and draws) while the model has at most 150 rows; otherwise the most probable set is used.
 _HYPERPARAMETERS, _AVERAGED_ROWS = 4, 150
 #: At most so many results are in the earlier experiment's model, which is evaluated at every point.
 _EARLIER_POINTS = 150
@@ -57,7 +57,8 @@ class SuggestState:
     space: SearchSpace
     usable: list[Trial]
     objectives: Objectives
-    #: The probability that a trial neither fails nor breaks a limit; None while none is known to.
+    #: The probability that a trial neither fails nor breaks a limit; None while no trial has
+    #: failed and `within_limits` is None.
     feasibility: JointFeasibility | None
     #: The probability that a trial breaks no limit; None without limits, and while too little is known.
     within_limits: Feasibility | None
@@ -76,9 +77,10 @@ class SuggestState:
         return np.asarray([self.objectives.score(trial, metric) for trial in trials], dtype=float)
 
     def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_] | None:
-        """Return which of these trials, and of the points in flight, keep the limits; None without limits.
+        """Return which of these trials, and of the points in flight, keep the limits.
 
-        A point in flight does if that is more probable than not.
+        A point in flight counts as keeping them if that is more probable than not. None if `within_limits` is
+        None, or if none keeps them.
         """
         if self.within_limits is None:
             return None
@@ -97,7 +99,11 @@ class SuggestState:
 
 
 class Optimizer:
-    """How points are chosen; if `random_search_steps` is None, the number of parameters sets it."""
+    """How points are chosen.
+
+    If `random_search_steps` is None, it is one more than the number of parameters (at least 4, at most
+    10), or 4 if trials report several times.
+    """
 
     def __init__(
         self,
@@ -139,9 +145,9 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            # The best point is usually nearer to the middle of the space than to most others. Not with
-            # curves, which begin with fewer points: with the middle among so few, the model would mistake a
-            # parameter whose best value is there for an unimportant one.
+            # The start ends with the middle of the space: the best point is usually nearer to it than to most
+            # others. With curves, which begin with fewer points, the middle is left out: with it among so
+            # few, the model would mistake a parameter whose best value is there for an unimportant one.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)

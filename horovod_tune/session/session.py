@@ -254,8 +254,8 @@ def report(
     Args:
         metrics: names to values as a dict; more may come as keywords. NumPy scalars and tensors of one
             element become Python numbers.
-        checkpoint: a directory of rank 0 that is stored in the trial's storage with these metrics, as a path
-            or a ``ray.tune.Checkpoint``. The directory may be removed as soon as this returns.
+        checkpoint: a directory of rank 0, given as a path or a ``ray.tune.Checkpoint``. It is stored in the
+            trial's storage with these metrics, and may be removed as soon as this returns.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -303,9 +303,9 @@ class TrialWorld:
     def check_synchronised(self, model: torch.nn.Module) -> None:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
 
-        It finds a forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. It computes a
-        checksum of every parameter on the CPU, and gathers only these, eight bytes each. Buffers (the running
-        mean of batch normalization) are not compared: they differ under Horovod.
+        It finds a forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. It computes the
+        checksums of all parameters, on the CPU, and gathers only these, eight bytes each. Buffers (the
+        running mean of batch normalization) are not compared: they differ under Horovod.
 
         Raises:
             NotSynchronised: names the first parameter that differs from rank 0's, and the ranks.

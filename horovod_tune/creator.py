@@ -72,8 +72,8 @@ def DistributedTrainableCreator(
         tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
             (``"v4-32"``); it implies ``num_hosts``. Required if the cluster has several types.
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
-            an error. With ``use_tpu``: seconds in which a host's ranks do nothing at all (no report, no
-            torch_xla operation, no computation) while Tune waits for them.
+            an error. With ``use_tpu``: seconds after which it is an error that a host's ranks do nothing
+            (no report, no torch_xla operation, no computation) while Tune waits for them.
         reuse_workers: keep the ranks' processes, and Horovod's connections, for the next trial; each process
             is reset in between.
         nics: the network interface for the ranks' collectives, or several in order of preference. Default:

@@ -124,5 +124,5 @@ def _report_rows(trial: TrialRecord, zero: float, with_config: bool) -> Iterator
         left_out = {"trial_id", "training_iteration"}
         if not (with_config and row.get("config") and isinstance(row["config"], Mapping)):
             left_out.add("config")
-        told = flatten({name: value for name, value in row.items() if name not in left_out})
-        yield made | {f"reported_{name}" if name in made else name: told[name] for name in told}
+        reported = flatten({name: value for name, value in row.items() if name not in left_out})
+        yield made | {f"reported_{name}" if name in made else name: reported[name] for name in reported}

@@ -291,7 +291,7 @@ def live_view(stream: Any) -> View:
 
 
 def notebook_view() -> View:
-    """Return `live_view`'s table for a notebook's cell, whose output is empty at the end."""
+    """Return a view for a notebook's cell: `live_view`'s table is removed at the end, printed lines stay."""
     from IPython.display import HTML, display
 
     from horovod_tune.analysis.terminal import as_html

@@ -184,8 +184,9 @@ RULE_OF_OPTIMIZER = {"sgd": "linear", "lars": "sqrt", "adamw": "sqrt", "lamb": "
 def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "linear") -> float:
     r"""Return the factor of the base learning rate, with :math:`k = B / B_0`.
 
-    * ``linear``, :math:`k`: SGD with or without momentum (Goyal et al. 2017, arXiv:1706.02677). It keeps the
-      sum of k small steps where gradients change little from step to step; hence a warm-up.
+    * ``linear``, :math:`k`: SGD with or without momentum (Goyal et al. 2017, arXiv:1706.02677). One step
+      equals k small ones as long as gradients change little between them; at first they change much, hence
+      a warm-up.
     * ``sqrt``, :math:`\sqrt k`: Adam-like optimisers (Malladi et al. 2022, arXiv:2205.10287; for Adam's betas
       and epsilon see `scaled_adam`), LAMB (You et al. 2020, arXiv:1904.00962). For SGD it keeps the variance
       of a step (Krizhevsky 2014, arXiv:1404.5997, who then used ``linear``).

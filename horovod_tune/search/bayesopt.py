@@ -282,7 +282,7 @@ class BayesOptSearch(Searcher):
         pruned: bool = False,
         intermediate_values: Sequence[float] | None = None,
     ) -> None:
-        """Learn from a configuration that was evaluated elsewhere, nested or with `/` in its keys.
+        """Learn from a configuration, nested or with `/` in its keys, that was evaluated elsewhere.
 
         Raises `SpaceError` if it is outside the space.
         """

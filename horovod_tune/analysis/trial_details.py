@@ -97,8 +97,8 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
 
     A function may report a `hosts` of its own: one that is not in Horovod's notation for this many ranks.
     """
-    told = (trial.last_result or {}).get("hosts")
-    found = [_HOST.fullmatch(each) for each in told.split(",")] if isinstance(told, str) else [None]
+    hosts = (trial.last_result or {}).get("hosts")
+    found = [_HOST.fullmatch(each) for each in hosts.split(",")] if isinstance(hosts, str) else [None]
     slots = [(each[1], int(each[2])) for each in found if each]
     if not all(found) or sum(count for _, count in slots) != ranks_of(trial):
         return None

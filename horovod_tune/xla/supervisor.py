@@ -270,7 +270,7 @@ class Supervisor:
             self._receive(rank)
             with self._changed:
                 self._changed.wait_for(lambda: self._exits is not None, EXIT_REASON_TIMEOUT_S)
-                loss = self._death_of(rank)
+                loss = self._loss_of(rank)
         except MalformedMessage as error:
             loss = FailureKind.DIED, str(error)
         except Exception:  # any: the rank's thread in the host actor has failed, and nothing else listens
@@ -296,7 +296,7 @@ class Supervisor:
                     case _:
                         self._on_message(rank, message)
 
-    def _death_of(self, rank: RankProcess) -> tuple[FailureKind, str]:
+    def _loss_of(self, rank: RankProcess) -> tuple[FailureKind, str]:
         """Return how a rank has ended: by itself, or because another one did."""
         exits = self._exits or {}
         own = rank.pid in first_to_die(exits) or rank.pid not in exits

@@ -91,8 +91,14 @@ def _together(analysis: Analysis, lines: dict[int, np.ndarray], trials: Sequence
     gap = np.full((1, 2), np.nan)
     points = np.concatenate([part for trial in trials for part in (lines[trial], gap)]).astype(np.float32)
     names = np.repeat(style.trial_names(analysis)[trials], [len(lines[trial]) + 1 for trial in trials])
-    told = "%{text}<br>%{x}: %{y:.5g}<extra></extra>"
-    return {"x": points[:, 0], "y": points[:, 1], "text": names, "hovertemplate": told, "showlegend": False}
+    template = "%{text}<br>%{x}: %{y:.5g}<extra></extra>"
+    return {
+        "x": points[:, 0],
+        "y": points[:, 1],
+        "text": names,
+        "hovertemplate": template,
+        "showlegend": False,
+    }
 
 
 def best_so_far(

@@ -74,10 +74,10 @@ def _lines(heights: np.ndarray, trials: np.ndarray, texts: np.ndarray) -> dict[s
     xs = np.tile(np.append(np.arange(across), 0), len(trials)).astype(np.float32)
     ys = np.column_stack([heights[trials], np.full(len(trials), np.nan)]).ravel().astype(np.float32)
     # The text belongs to the line's end: one for each point would be most of a page of 5,000 trials.
-    told = np.full((len(trials), across + 1), "", dtype=texts.dtype)
-    told[:, across - 1] = texts[trials]
-    told_as = {"text": told.ravel(), "hovertemplate": "%{text}<extra></extra>"}
-    return told_as | {"x": xs, "y": ys, "mode": "lines", "connectgaps": False}
+    hover = np.full((len(trials), across + 1), "", dtype=texts.dtype)
+    hover[:, across - 1] = texts[trials]
+    labels = {"text": hover.ravel(), "hovertemplate": "%{text}<extra></extra>"}
+    return labels | {"x": xs, "y": ys, "mode": "lines", "connectgaps": False}
 
 
 def _heights(one: Parameter) -> np.ndarray:

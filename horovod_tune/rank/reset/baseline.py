@@ -203,7 +203,7 @@ def _children() -> list[int]:
 
 
 def _end_resource_tracker() -> None:
-    """Let multiprocessing's tracker end, which removes the shared memory that the trial has left."""
+    """End multiprocessing's resource tracker, which removes the shared memory that the trial has left."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)

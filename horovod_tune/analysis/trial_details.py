@@ -128,9 +128,10 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
         stop = max((time for time in times if time < session), default=trained)
         found.append((begin, trained, max(trained, stop)))
         later = next((n for n, time in enumerate(times) if time >= session), None)
-        spent = 0.0 if later is None else seconds(trial.reports[later].get("time_this_iter_s")) or 0.0
+        report = {} if later is None else trial.reports[later]
+        spent = seconds(report.get("time_this_iter_s")) or 0.0
         trained = session if later is None else max(session, times[later] - spent)
-        begin = max(session, trained - (start_seconds(trial) or 0.0))
+        begin = max(session, trained - (seconds(report.get("start_s")) or 0.0))
     return [*found, (begin, trained, end)]
 
 
@@ -142,7 +143,8 @@ def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     """
     if trial.start_time is None:
         return None
-    spent = start_seconds(trial) or 0.0
+    report = trial.rows[0] if trial.rows else trial.last_result or {}  # a later one may be of another start
+    spent = seconds(report.get("start_s")) or 0.0
     first = seconds(trial.rows[0].get("time_total_s")) if trial.rows else None
     if first is not None and spent <= first:
         return trial.start_time, trial.start_time + spent

@@ -45,13 +45,14 @@ _BOOKKEEPING = {
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
     # torch's registry of operators that were called, its counters of fake tensors, and FSDP2's classes.
     *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls", "_builtin_table"),
+    "GenerationTracker",  # of torch's compiler, which torch_xla imports
     *("_handlerList", "emittedNoHandlerWarning"),  # of logging
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
 # The same for CUDA (a context, its generators), for operators that are registered at their first use, and for
 # functions of which `torch_dist` drops the default group.
 _BOOKKEEPING_PREFIXES = (
-    *("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary."),
+    *("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.", "tempfile._name_sequence."),
     *("torch.distributed.nn.functional.", "torch.distributed.optim.zero_redundancy_optimizer."),
 )
 # Accelerate's singletons, of which every object shares one dict: empty until the first is made.

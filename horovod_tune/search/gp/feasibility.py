@@ -75,8 +75,7 @@ def diverged(losses: FloatArray) -> NDArray[np.bool_]:
 
     A training that diverges reports 1e6 or 1e30 where others report 0.3. Sorted, such losses come after a
     jump that is a hundred times as wide as the range of the losses before it, to a hundred times their
-    size; what comes after the first such jump counts as failed. Losses that grow without a gap are left
-    alone.
+    size; what comes after the first such jump counts as failed. Losses that grow without a gap do not.
 
     >>> diverged(np.array([0.3, 1e6, 0.4, 2.3, 0.9, 3e6])).tolist()
     [False, True, False, False, False, True]

@@ -338,7 +338,7 @@ def test_an_integer_that_tune_cannot_take_is_refused_by_name(value):
     ids=["text", "list", "array"],
 )
 def test_metrics_larger_than_a_report_may_be_are_refused_by_name(value):
-    with pytest.raises(MetricsError, match=r"64 MB, and with 'large'.*checkpoint"):
+    with pytest.raises(MetricsError, match=r"64 MB; with 'large'.*checkpoint"):
         plain_metrics({"loss": 0.5, "large": value})
 
 

@@ -1,1 +1,1 @@
-"""Training actors with one rank each, which Horovod's and torch.distributed's backends share."""
+"""Training actors with one rank each, shared by Horovod's and torch.distributed's backends."""

@@ -1,4 +1,4 @@
-"""Runs in the coordinator: starts a trial's training actors in its placement group, and their rendezvous."""
+"""Runs in the coordinator: creates a trial's training actors, and opens their rendezvous."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from horovod_tune.spec.trial_spec import TrialSpec
 
 
 class ActorLauncher:
-    """Starts ``spec.world_size`` training actors in ``placement_group``, and their rendezvous.
+    """Creates ``spec.world_size`` training actors in ``placement_group``, and opens their rendezvous.
 
-    ``make_backend`` is called in each rank; it is pickled by reference.
+    ``node_id`` is the coordinator's. ``make_backend`` is called in each rank; it is pickled by reference.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ActorLauncher:
         self._make_backend = make_backend
         self._rendezvous = rendezvous
         self._listener: Listener | None = None
-        # By slot: placement groups of actors outside the trial's own; the last one is in use.
+        # By slot: the groups of actors that are not in the trial's own group; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
 
     def create(self) -> list[Any]:
@@ -114,11 +114,11 @@ class ActorLauncher:
         for number, (rank, visible, environment) in enumerate(zip(placed, gpus, environments, strict=True)):
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
-            # NCCL does not read Horovod's or Gloo's variable. Without "=" it takes the name for a prefix.
+            # NCCL does not read Horovod's or Gloo's variable. Without "=" it treats the name as a prefix.
             nccl = {"NCCL_SOCKET_IFNAME": f"={rank.interface}"} if spec.use_gpu else {}
             if spec.nics:
                 environment |= nccl
-            # Without nics= a variable that the host sets is kept.
+            # Without nics=, a value that is set on the host takes precedence.
             defaults = {} if spec.nics else nccl
             # Ranks on other hosts report through Ray.
             token = self._listener.create_token(number) if rank.info.node_id == self._node_id else None

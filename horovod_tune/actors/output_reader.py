@@ -14,7 +14,7 @@ from horovod_tune.rank.streams import flush_streams
 TAKE_BYTES = LOG_BYTES // 2
 # The most lines of the stall inspector's message in an error.
 STALL_LINES = 30
-# How much of stderr's end is searched for that message, how long it may be, and each of its lines.
+# How much of stderr's end is searched for that message, and the limits of the message and of each line.
 SEARCHED_BYTES = 64 << 20
 MESSAGE_BYTES = 16 << 20
 LINE_LENGTH = 4096
@@ -23,9 +23,9 @@ _MISSING_RANK = re.compile(r"(\d+)!?: \[(.*)\]")
 
 
 class OutputReader:
-    """Reads what this process, including its C++ libraries, has printed since the last time.
+    """Reads what this process, including its C++ libraries, has printed since the last `take`.
 
-    Ray gives each worker process a file for stdout and one for stderr; reading those costs the training
+    Ray gives each worker process a file for stdout and one for stderr; reading them costs the training
     function nothing and needs neither a pipe nor a thread.
     """
 
@@ -50,7 +50,7 @@ class OutputReader:
     def take(self, limit: int = TAKE_BYTES) -> bytes:
         """Return new output, without Ray's own marker lines.
 
-        Of a stream with more than ``limit`` new bytes, only the first and the last lines.
+        If a stream has more than ``limit`` new bytes, only its first and last lines are returned.
         """
         flush_streams()
         parts = []
@@ -94,14 +94,14 @@ class OutputReader:
         begin = printed.rfind(b"\n", 0, header) + 1
         first, *others = printed[begin : begin + MESSAGE_BYTES].decode("utf-8", "replace").splitlines()
         newest = [first]
-        # The message has only these lines, then "Will shutdown".
+        # Every line of the message begins like one of these; one with "Will shutdown" is the last.
         for line in others:
             if not (line.startswith(("Missing ranks", "One or more rank")) or line[:1].isdigit()):
                 break
             newest.append(line[:LINE_LENGTH])
             if "Will shutdown" in line:
                 break
-        # The last line is what the inspector does about it.
+        # The last line is kept: it may announce the shutdown.
         return newest if len(newest) <= STALL_LINES else [*newest[: STALL_LINES - 1], newest[-1]]
 
 

@@ -15,9 +15,9 @@ from horovod_tune.session.session import WorldBroken
 
 
 class RankBackend(Protocol):
-    """A process's part in its worlds, which several trials use one after the other."""
+    """The backend in one rank's process, which runs several trials in turn."""
 
-    # How the ranks of the world agree.
+    # The collectives of `commit` and `get_state`.
     collectives: Collectives
     # The states of the backend's own elastic API.
     states: States
@@ -29,7 +29,7 @@ class RankBackend(Protocol):
         """Prepare the world ``name``, in which the training function is about to be called."""
 
     def leave(self) -> None:
-        """Leave the world, before the function is called again in another one; by default, as `end`."""
+        """Leave the world before the function is called again in another one; by default, call `end`."""
         self.end(has_returned=False)
 
     def end(self, *, has_returned: bool) -> None:
@@ -39,13 +39,13 @@ class RankBackend(Protocol):
         """Break the world, so that every rank which waits in a collective gets an error."""
 
     def abort(self) -> None:
-        """Break a world that has lost a rank, also while it is formed, without waiting for peers."""
+        """Break a world that has lost a rank, even while it is being formed, without waiting for peers."""
 
     def keep(self, timeout_s: float) -> list[str]:
         """Prepare this process's world for the next trial; return why it cannot be reused."""
 
     def release(self, timeout_s: float) -> list[str]:
-        """Free what the world held for the trial, after the trial's own objects; return what remains.
+        """Free what the world held for the trial, once the trial's own objects are gone; return what is left.
 
         By default, the world holds nothing.
         """
@@ -66,7 +66,7 @@ class RankBackend(Protocol):
     def awaited_ranks(self, output: Any) -> dict[int, str]:
         """Return the ranks that collectives have long waited for, with the collectives' names.
 
-        By default none: a collective that waits for a rank that has ended fails.
+        By default none, since a collective fails if it waits for a rank that has ended.
         """
         return {}
 
@@ -87,7 +87,7 @@ class WorldRendezvous(Protocol):
         """Open it for the next world, instead of the previous one; return each rank's environment."""
 
     def close(self) -> None:
-        """Undo `open`, so that ranks which are still entering the world fail at once; twice is harmless.
+        """Undo `open`, so that ranks which are still entering the world get an error; may be called twice.
 
         By default, nothing has to be undone, and `RankBackend.abort` ends the ranks' waits.
         """

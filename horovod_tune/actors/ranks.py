@@ -28,7 +28,7 @@ def assign_ranks(nodes: Sequence[str], first_node: str) -> list[RankInfo]:
     for node in nodes:
         local_rank = seen[node]
         seen[node] += 1
-        # Horovod's cross communicator joins the ranks of one local rank over the hosts that have it.
+        # Horovod's cross communicator connects the ranks that have the same local rank on their hosts.
         peers = [each for each in order if slots[each] > local_rank]
         rank_infos.append(
             RankInfo(
@@ -56,9 +56,9 @@ def check_hosts(workers: Sequence[WorkerInfo], *, num_hosts: int, num_slots: int
 
 
 def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) -> list[str | None]:
-    """Return each actor's CUDA_VISIBLE_DEVICES: its host's GPUs of this trial, in the order of local ranks.
+    """Return CUDA_VISIBLE_DEVICES per actor: the trial's GPUs on its host, by local rank; None without GPUs.
 
-    So ``torch.cuda.set_device(hvd.local_rank())`` selects the one that Ray reserved for the rank.
+    So ``torch.cuda.set_device(hvd.local_rank())`` selects the GPU that Ray reserved for the rank.
 
     >>> infos = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
     >>> visible_gpus(infos, assign_ranks(["n", "n"], first_node="n"))
@@ -90,12 +90,12 @@ def choose_interface(
     'eth0'
     >>> choose_interface(here, node_ip="fd00::2", nics=["eth0"], single_host=False)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    horovod_tune.errors.StartFailed: Ray knows this host by fd00::2, and ... speak IPv4 only. Start Ray ...
+    horovod_tune.errors.StartFailed: this host's address in Ray is fd00::2, but ... only IPv4. Start Ray ...
     """
     if ":" in node_ip and not single_host:
         raise StartFailed(
-            f"Ray knows this host by {node_ip}, and Horovod's rendezvous and Gloo speak IPv4 only. Start Ray "
-            "with --node-ip-address and an IPv4 address; hosts without one cannot take part in a trial."
+            f"this host's address in Ray is {node_ip}, but Horovod's rendezvous and Gloo support only IPv4. "
+            "Start Ray with --node-ip-address and an IPv4 address; hosts without one cannot join a trial."
         )
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())
     if nics:
@@ -108,6 +108,6 @@ def choose_interface(
         if wanted in ips:
             return name
     raise StartFailed(
-        f"no network interface of this host has the address {wanted}, which Ray uses for the node; it has "
-        f"{there}. Name the interface with nics=."
+        f"no network interface of this host has the address {wanted}, which Ray uses for the node; the "
+        f"host has {there}. Name the interface with nics=."
     )

@@ -1,8 +1,8 @@
 """Shuts down the sockets that Gloo opened in this process, to end its waits for a lost peer.
 
 In a broken world, a rank may wait in a receive until Gloo's timeout (with 3 ranks, rank 1 waited for rank 2,
-which had left since rank 0 was killed); it always does if the peer's host is silent. `hvd.shutdown()` waits
-for that receive. Shutting the sockets down ends it at once, as if the peers had closed them.
+which had left because rank 0 was killed); it always does if the peer's host does not respond.
+`hvd.shutdown()` waits for that receive. Shutting the sockets down ends it, as if the peers had closed them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 def open_tcp_sockets(
     *, except_port: int | None = None, before: Mapping[int, str] | None = None
 ) -> dict[int, str]:
-    """Return this process's TCP sockets that may carry data: file descriptor to the kernel's name for it.
+    """Return this process's TCP sockets that may carry data: the kernel's name of each, by file descriptor.
 
-    Without those with ``except_port`` at either end, and those that an earlier call returned (``before``).
+    Sockets with ``except_port`` at either end, or that an earlier call returned (``before``), are left out.
     """
     known = before or {}
     found = {}
@@ -33,7 +33,7 @@ def open_tcp_sockets(
 
 
 def _is_tcp(descriptor: int, except_port: int | None) -> bool:
-    with socket.socket(fileno=os.dup(descriptor)) as each:  # which closes its own descriptor
+    with socket.socket(fileno=os.dup(descriptor)) as each:  # closes only the duplicate
         if each.family not in (socket.AF_INET, socket.AF_INET6) or each.type != socket.SOCK_STREAM:
             return False
         if except_port is not None and except_port in (each.getsockname()[1], each.getpeername()[1]):
@@ -43,7 +43,7 @@ def _is_tcp(descriptor: int, except_port: int | None) -> bool:
 
 
 def shut_down(sockets: dict[int, str]) -> None:
-    """End both directions of those sockets that are still the ones that `open_tcp_sockets` found."""
+    """Shut down the sockets that `open_tcp_sockets` found, except where the descriptor has been reused."""
     for descriptor, name in sockets.items():
         with contextlib.suppress(OSError):  # closed meanwhile, or not connected
             if os.readlink(f"/proc/self/fd/{descriptor}") == name:
@@ -70,7 +70,7 @@ class SocketRecorder:
 
     @contextlib.contextmanager
     def forming(self) -> Iterator[None]:
-        """Form a world in this block. Meanwhile, `shut_down` also ends every socket that it has opened."""
+        """Form a world in this block. Until it ends, `shut_down` includes every socket opened in it."""
         self._before = open_tcp_sockets()
         try:
             yield
@@ -83,7 +83,7 @@ class SocketRecorder:
 
     def shut_down(self) -> None:
         """End the waits on the world's sockets."""
-        # Ray opens one while a world is formed, rarely, and opens it again when it is lost.
+        # In rare cases, one of these sockets is Ray's, which then reconnects.
         opened = {} if (before := self._before) is None else open_tcp_sockets(before=before)
         shut_down(self._recorded | opened)
 

@@ -1,7 +1,7 @@
 """Runs in each rank: the training actor, a process with one rank that several trials use in turn.
 
-The training function runs in a thread, so that the actor's methods are answered even if it trains for an
-hour between two reports.
+The training function runs in a thread, so that the actor replies to calls even if two reports are an hour
+apart.
 
 Step 2 of 5 of a report's path: `_send()` sends it to the coordinator (`coordinator/worker_group.py`), through
 the rank's channel or in the reply to the next `poll`.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# `poll` waits in one thread while the others answer `acknowledge`, `stop_training` and `reset`.
+# `poll` waits in one thread while the others run `acknowledge`, `stop_training` and `reset`.
 METHODS_AT_ONCE = 4
 PROBE_TIMEOUT_S = 5.0
 
@@ -109,7 +109,7 @@ class TrainingActor:
         self._connect(assignment)
 
     def _connect(self, assignment: Assignment) -> None:
-        """Connect to the coordinator's channel of a new world, instead of the previous one's."""
+        """Replace the previous world's channel to the coordinator with the new world's."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -172,7 +172,7 @@ class TrainingActor:
                 return
         self._outbox.put(message)
         if isinstance(message, Finished | Failed):
-            # After the message, as this makes other ranks fail, which must not be taken for the cause.
+            # After the message, since this makes other ranks fail, which must not be mistaken for the cause.
             self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
 
     def _send_log(self) -> None:

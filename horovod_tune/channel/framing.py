@@ -34,8 +34,8 @@ class Channel:
     """One end of a stream socket. Any thread may send; one thread receives.
 
     Args:
-        end: a connected stream socket, which blocks.
-        receives: what the other end may send.
+        end: a connected, blocking stream socket.
+        receives: the messages that the other end may send.
         max_bytes: the largest message that it may send.
     """
 
@@ -65,7 +65,7 @@ class Channel:
     def send_nowait(self, kind: str, **fields: Any) -> bool:
         """Send a message without waiting; False if the other end is closed or has not read for a while.
 
-        After half a message nothing more can be sent; what the other end has sent can still be received.
+        If only part of it was sent, nothing more can be sent, but messages can still be received.
         """
         data = frame(kind, **fields)
         with self._sending:
@@ -89,13 +89,13 @@ class Channel:
         """
         try:
             if timeout_s is not None:
-                # `select` takes no descriptors from 1024 on, of which a large world has some.
+                # `select.select` fails for descriptors above 1023, which a large world needs.
                 waits = select.poll()
                 waits.register(self._socket, select.POLLIN)
                 if not waits.poll(1000.0 * timeout_s):
                     return [], True
             data = self._socket.recv(_READ_BYTES)
-        except (OSError, ValueError):  # the other end was closed with something unread, or this one is closed
+        except (OSError, ValueError):  # the other end was closed with unread data, or this one is closed
             data = b""
         self._buffer += data
         return self._whole_messages(), bool(data)

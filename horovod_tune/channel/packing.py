@@ -10,9 +10,9 @@ import msgpack
 from horovod_tune.errors import HorovodTuneError, MetricsError
 
 _TUPLE, _ARRAY, _INTEGER = 1, 2, 3
-# How deep tuples may be nested in a received message. Each level is a call of msgpack's C code within
-# another, with 40 kB of stack: at 200 the process ends with SIGSEGV. Of lists and dicts, msgpack itself takes
-# 512 levels.
+# How deep tuples may be nested in a received message. Each level is a nested call of msgpack's C code,
+# which takes 40 kB of stack: at 200 levels, the process dies with SIGSEGV. msgpack itself limits lists and
+# dicts to 512 levels.
 MAX_TUPLES_DEEP = 64
 
 
@@ -24,7 +24,7 @@ def pack(message: dict[str, Any]) -> bytes:
     """Return a message as bytes: numbers, text, bytes, None; dicts, lists, tuples and NumPy arrays of them.
 
     Raises:
-        MetricsError: it has a value of another type in it.
+        MetricsError: it contains a value of another type.
 
     >>> unpack(pack({"kind": "alive", "shape": (1, 2)}))
     {'kind': 'alive', 'shape': (1, 2)}
@@ -37,7 +37,7 @@ def unpack(data: bytes, depth: int = 0) -> Any:
     """Return the message in ``data``.
 
     Raises:
-        ValueError, msgpack.exceptions.UnpackException: the bytes are not a message, or one nested too deeply.
+        ValueError, TypeError, msgpack.exceptions.UnpackException: it is not a message, or nested too deeply.
     """
     if depth > MAX_TUPLES_DEEP:
         raise ValueError(f"tuples nested more than {MAX_TUPLES_DEEP} deep")
@@ -54,7 +54,7 @@ def _pack_more(value: Any) -> msgpack.ExtType:
     if hasattr(value, "tobytes") and dtype is not None and not dtype.hasobject:
         return msgpack.ExtType(_ARRAY, pack([dtype.str, list(value.shape), value.tobytes()]))  # type: ignore[arg-type]
     raise MetricsError(
-        "what a rank sends may carry numbers, text, bytes, None, and lists, tuples, dicts and NumPy arrays "
+        "a rank can send only numbers, text, bytes, None, and lists, tuples, dicts and NumPy arrays "
         f"of them, got {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
     )
 

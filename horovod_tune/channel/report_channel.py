@@ -1,11 +1,11 @@
 """Reports and their acknowledgements between the coordinator and the training actors on its own host.
 
 Through Ray, a report and its acknowledgement take two calls, a millisecond per rank; here each is one message
-on a socket. Reports from other hosts go through Ray, and so does what does not fit here: metrics of types
-that msgpack does not have, reports above `MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
+on a socket. Reports from other hosts go through Ray, and so does what a socket cannot carry: metrics of
+types that msgpack lacks, reports above `MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
 
 The address is in Linux's abstract namespace, without a file, and exists only while the ranks of one world
-connect. A rank must run as the same user and show the secret that came with its assignment.
+connect. A rank must run as the same user and send the secret that came with its assignment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class ChannelToken:
-    """The address that a rank connects to and the secret that it shows there; for one rank, used once."""
+    """The address that one rank connects to, and the secret that it sends there; valid once."""
 
     address: bytes
     secret: bytes
@@ -84,7 +84,7 @@ class Listener:
 
 
 def connect(token: ChannelToken) -> socket.socket:
-    """Connect a rank to the listener that created ``token``, and show the secret.
+    """Connect a rank to the listener that created ``token``, and send the secret.
 
     Raises:
         OSError: no process listens there.
@@ -184,7 +184,7 @@ class RankChannel:
 
 
 def checkpoint_place(fields: tuple[str, str | None, int] | None) -> CheckpointPlace | None:
-    """Return the place in an acknowledgement's field `checkpoint`.
+    """Return the `CheckpointPlace` that an acknowledgement's field `checkpoint` describes.
 
     >>> checkpoint_place(("/storage/a", "node", 3))
     CheckpointPlace(path='/storage/a', filesystem=None, node_id='node', report=3)

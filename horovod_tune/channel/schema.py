@@ -28,11 +28,11 @@ RANK_MESSAGES: Schema = {
     "reset_done": {"problems": (list, tuple)},
     "stack": {"stack": str},
 }
-# What a training actor receives from the coordinator. `checkpoint`: the path, node_id and report of a place.
+# What a training actor receives from the coordinator. `checkpoint`: a place's path, node_id and report.
 ACKS: Schema = {
     "acknowledge": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }
-# What a rank on a TPU host receives from its host actor, which has started it; pickled_... are pickles.
+# What a rank on a TPU host receives from the host actor that started it, whose pickles it may load.
 HOST_MESSAGES: Schema = {
     "acknowledge": {"index": _NUMBER, "pickled_checkpoint": bytes},
     "begin": {"pickled_request": bytes, "world": list, "node_id": str, "copies": str},

@@ -35,9 +35,9 @@ def end_workers(
 ) -> None:
     """Kill the workers' actors, and wait until their processes, and those ``below`` them, are gone.
 
-    Ray's request to exit does not end a process that is stopped (SIGSTOP), so what remains is killed by its
-    pid, on its own node. The wait for a node of ``lost_nodes``, which may be unreachable before Ray knows it,
-    is LOST_NODE_TIMEOUT_S. Without ``wait``, only this node's processes are waited for.
+    Ray's request to exit does not end a process that is stopped (SIGSTOP), so any that remain are killed by
+    pid, on their own node. A node in ``lost_nodes``, which may be unreachable before Ray marks it as
+    dead, is waited for only LOST_NODE_TIMEOUT_S. Without ``wait``, only this node's processes are waited for.
     """
     for worker in workers:
         ray.kill(worker.actor, no_restart=True)

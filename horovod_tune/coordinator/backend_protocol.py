@@ -44,13 +44,13 @@ class WorkerActor(Protocol):
         """Return the last commit of the worker's rank; None if it has committed nothing."""
 
     def reply_now(self) -> None:
-        """Make `poll` reply at once, with a `LogChunk` of each rank, even if it has printed nothing."""
+        """Make `poll` reply immediately, with a `LogChunk` of each rank, even if it has printed nothing."""
 
     def reset(self, join_s: float) -> list[str]:
         """Wait ``join_s`` for the training function to end, then restore the process for the next trial.
 
         Returns:
-            the reasons why the process cannot run it.
+            The reasons why the process cannot run it; empty if it can.
         """
 
     # The coordinator calls the following only in elastic trials, whose workers have one rank each.
@@ -92,7 +92,7 @@ class Launcher(Protocol):
         """Return the processes that workers have started for their ranks, which must end with them."""
 
     def close(self) -> None:
-        """Undo what `assign` started; twice is harmless."""
+        """Undo what `assign` started; may be called twice."""
 
     # The coordinator calls the following only in elastic trials.
 
@@ -106,9 +106,9 @@ class Launcher(Protocol):
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Create the actor of a slot, without waiting for it; return its handle.
 
-        ``elsewhere``: not on the slot's previous host, which is draining. ``again``: instead of an actor
-        that died while it started, in the same placement group.
+        ``elsewhere``: not on the slot's previous host, which is draining. ``again``: to replace an
+        actor that died while starting, in the same placement group.
         """
 
     def abandon_world(self) -> None:
-        """Make ranks that are still entering the latest world fail at once, since a rank of it is lost."""
+        """Make ranks that are still entering the latest world fail immediately, since it has lost a rank."""

@@ -55,8 +55,8 @@ class Coordinator:
     """Runs one trial after another on the same workers.
 
     Args:
-        group: the worker group, whose workers may have begun to start.
-        reuse_workers: True if the next trial runs on the same workers where these are still usable.
+        group: the worker group, whose workers may already be starting.
+        reuse_workers: True if the next trial runs on the same workers if they are still usable.
     """
 
     _trial: _Trial
@@ -84,8 +84,8 @@ class Coordinator:
 
         Raises:
             StartFailed: the training actors did not start.
-            TrainingFailed: a rank raised, died, stopped responding or lost the others.
-            MetricsError: Tune cannot store the metrics with the checkpoint.
+            TrainingFailed: a rank raised, died, stopped responding or lost contact with the others.
+            MetricsError: the checkpoint contains something that cannot be stored.
         """
         trial = self._trial
         try:
@@ -219,7 +219,7 @@ class Coordinator:
         self._group.create()
 
     def close(self) -> None:
-        """End the trial if it still runs, and the workers' processes; twice is harmless."""
+        """End the trial if it still runs, and the workers' processes; may be called twice."""
         try:
             if self._trial.is_running:
                 # So that the training function's `finally` blocks run, and its last output reaches the log.

@@ -26,7 +26,7 @@ class EventQueue:
 
     def __init__(self) -> None:
         self._replies: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
-        # Ray's thread writes here when a reply has arrived: one `select` waits for replies and channels.
+        # Ray's thread writes here when a reply arrives, so that one `select` waits for replies and channels.
         self._wakeup_r, self._wakeup_w = socket.socketpair()
         self._wakeup_r.setblocking(False)
         self._wakeup_w.setblocking(False)

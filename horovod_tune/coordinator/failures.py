@@ -15,7 +15,7 @@ VERBS = {
     FailureKind.RAISED: "failed",
     FailureKind.DIED: "died",
     FailureKind.UNRESPONSIVE: "stopped responding",
-    FailureKind.RETURNED: "returned from the training function, while others wait in a collective for it",
+    FailureKind.RETURNED: "returned from the training function, while others wait for it in a collective",
     FailureKind.STALLED: "waited in a collective that not all ranks entered",
     FailureKind.HUNG: "hung",
     FailureKind.DISCONNECTED: "lost contact with the others",
@@ -65,10 +65,10 @@ def add_awaited_ranks(
     returned: Container[int] = (),
     stacks: Mapping[int, str] | None = None,
 ) -> list[Failed]:
-    """Add the ranks that a stalled rank waited for to ``failures``.
+    """Return ``failures`` and those of the ranks that a stalled rank waited for.
 
     Args:
-        failures: the failures that are known.
+        failures: the known failures.
         awaited: the collectives in which others wait for a rank, by that rank.
         hosts: the host of each rank, by rank.
         running: the ranks whose training function still runs.

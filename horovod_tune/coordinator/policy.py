@@ -13,7 +13,7 @@ from enum import Enum, auto
 HEARTBEAT_S = 10.0
 # How long a worker may take to reply when others wait for it (half of timeout_s if that is shorter).
 PROMPT_REPLY_S = 5.0
-# Interval between checks of a changing world, or of actors that start.
+# Interval between checks of a changing world, or of starting actors.
 TICK_S = 0.1
 # The trial fails if more worlds than this in a row break before anything was reported.
 WORLDS_WITHOUT_REPORT = 20
@@ -28,7 +28,7 @@ class Limits:
             may take to leave a broken world.
         min_workers: the fewest workers with which the trial continues.
         max_workers: the most workers; a scheduler may change it.
-        wait_s: how long fewer than ``min_workers`` wait for others.
+        wait_s: how long a trial with fewer than ``min_workers`` workers waits for more.
     """
 
     timeout_s: float
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class WorldStatus:
-    """What `decide` needs to know about a world that changes, or that has just lost a rank.
+    """The input of `decide`: the status of a world that is changing or has just lost a rank.
 
     Args:
         members: workers that are not lost.
@@ -121,7 +121,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     '1 rank(s) are left, m'
     """
     if now.lost and (not limits.is_elastic or now.has_returned or not now.members):
-        return Fail()  # a rank whose function has returned forms no world with the others
+        return Fail()  # a rank whose function has returned cannot form a world with the others
     if now.left < now.members:
         return Action.WAIT if now.elapsed_s <= limits.timeout_s else Action.ABANDON
     if now.has_stalled and not now.lost:

@@ -40,11 +40,11 @@ class Slots:
 
     @property
     def starting(self) -> set[int]:
-        """The slots whose actor starts, or waits to join."""
+        """The slots whose actor is starting or waits to join."""
         return {worker.slot for worker in self._joining} | set(self._due)
 
     def start_missing(self, members: Sequence[Worker]) -> None:
-        """Begin to start an actor for each slot that has none."""
+        """Start an actor for each slot that has none, without waiting for it."""
         taken = {worker.slot for worker in members} | self.starting
         for slot in range(self.limits.max_workers):
             if slot not in taken:
@@ -92,7 +92,7 @@ class Slots:
             self._deaths.pop(worker.slot, None)
 
     def end(self, first: int = 0) -> set[int]:
-        """End the actors that start, or wait to join, for slots from ``first`` on; return those slots."""
+        """End the actors that are starting or wait to join in slots from ``first`` on; return those slots."""
         ended = {slot for slot in self.starting if slot >= first}
         dropped = [worker for worker in self._joining if worker.slot in ended]
         self._joining = [worker for worker in self._joining if worker not in dropped]
@@ -155,7 +155,7 @@ class Slots:
             self._start(worker.slot)
 
     def release_excess(self, members: Sequence[Worker]) -> None:
-        """End actors that start for slots that a scheduler has taken; release such slots without a member."""
+        """End starting actors in slots that a scheduler has taken; release such slots without a member."""
         taken = {worker.slot for worker in members}
         for slot in self.end(self.limits.max_workers) - taken:
             self._launcher.release_slot(slot)

@@ -21,7 +21,7 @@ from horovod_tune.transfer.host_copies import HostCopies
 if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
-# The trial waits for this: a log is not worth more.
+# Short, since the trial waits while a log is stored.
 LOG_TIMEOUT_S = 30.0
 
 
@@ -39,7 +39,7 @@ class TrialStorage:
         self._copies = HostCopies()
         self._brought: Checkpoint | None = None
         self._has_removed_parts = False
-        # By rank: output that is not in the storage yet, and how much of it is.
+        # By rank: output that is not in the storage yet, and the number of bytes that are.
         self._new_output: dict[int, bytes] = {}
         self._stored_bytes: Counter[int] = Counter()
 
@@ -67,7 +67,7 @@ class TrialStorage:
         return None if here == there else driver
 
     def persist(self, directory: str, metrics: dict[str, Any]) -> tuple[Checkpoint, CheckpointPlace]:
-        """Copy a checkpoint directory on this host to the trial's storage."""
+        """Copy a checkpoint directory on this host to the trial's storage; add its name to ``metrics``."""
         from ray.tune import Checkpoint
 
         self._remove_parts()
@@ -90,12 +90,12 @@ class TrialStorage:
             # Ray's own error does not name the link.
             if links := [each.path for each in directories.entries(directory) if each.link]:
                 raise MetricsError(
-                    f"the checkpoint {directory} holds {links[0]!r}, a symbolic link to nothing, which the "
-                    "trial's storage cannot hold: it takes files and directories only"
+                    f"the checkpoint {directory} contains {links[0]!r}, a broken symbolic link, but the "
+                    "trial's storage can hold only files and directories"
                 )
             self._context.persist_current_checkpoint(Checkpoint.from_directory(directory))
             return
-        # `copy` renames it when it is complete, so that a power loss leaves no partial checkpoint.
+        # `copy` renames the copy when it is complete, so that a power loss leaves no partial checkpoint.
         directories.copy(directory, target)
 
     def _remove_parts(self) -> None:
@@ -136,12 +136,12 @@ class TrialStorage:
     def publish_logs(self, *, at_end: bool = False) -> None:
         """Store new output.
 
-        A cloud accepts only whole files: before the trial ends (``at_end``), a log is written there when it
-        has grown by a quarter.
+        A cloud accepts only whole files, so until the trial ends (``at_end``), a log is written there only
+        when it has grown by a quarter.
         """
         for rank, text in list(self._new_output.items()):
             if self.is_local or at_end or len(text) >= self._stored_bytes[rank] / 4:
-                # Before it is sent, so that what fails is not repeated.
+                # Before it is stored, so that output which cannot be stored is not tried again.
                 del self._new_output[rank]
                 self._stored_bytes[rank] += len(text)
                 self._store_log(self._log_path(rank), text)

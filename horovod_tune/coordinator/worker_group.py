@@ -68,7 +68,7 @@ class WorkerGroup:
         self._logs: list[LogChunk] = []
         # The ranks that had returned by the previous poll of rank 0.
         self._returned_before: set[int] = set()
-        # The names in the last `AwaitedRanks` message.
+        # The `names` of the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
         # The index of the report that `next_event` returned last.
         self._reported = 0
@@ -112,7 +112,7 @@ class WorkerGroup:
         The previous report, whose checkpoint is stored at ``checkpoint``, is acknowledged first.
 
         Raises:
-            TrainingFailed: a rank raised, died, stopped responding or lost the others.
+            TrainingFailed: a rank raised, died, stopped responding or lost contact with the others.
         """
         if self._reported:
             self._acknowledge(self._reported, checkpoint)
@@ -140,7 +140,7 @@ class WorkerGroup:
                 worker.actor.acknowledge.remote(index, newest)
 
     def _listen(self, wait_s: float) -> None:
-        """Handle the workers' messages of the next ``wait_s``, and poll them again."""
+        """Handle the messages that arrive within ``wait_s``, and poll the workers again."""
         replies, reports = self._events.wait(wait_s)
         # Reports first: they were sent before the replies that were received in the same wait.
         for run, report in reports:
@@ -191,8 +191,8 @@ class WorkerGroup:
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.
 
-        Horovod's stall inspector names the missing rank, but does not know that it has returned. Its message
-        may be as old as the previous poll, so only ranks that had returned by then count.
+        The message of Horovod's stall inspector names the missing rank, but not that it has returned, and may
+        be as old as the previous poll. So only ranks that had returned by then count.
         """
         hosts = self.hosts
         for rank, collectives in names.items():
@@ -207,8 +207,8 @@ class WorkerGroup:
     def _failed(self) -> TrainingFailed:
         """Find the cause, and collect the other ranks' output before they are ended.
 
-        A rank that has lost contact with the others is a symptom, not the cause. Every worker must reply at
-        once; if no other cause is known, one that does not is the cause.
+        A rank that has lost contact with the others is a symptom, not the cause. Every worker must reply
+        immediately; if no other cause is known, one that does not is taken as the cause.
         """
         self.world.end_trial()
         found = self.world.failures  # which grows while the group listens
@@ -277,7 +277,7 @@ class WorkerGroup:
             return [f"rank(s) {running} did not leave the training function in {UNWIND_TIMEOUT_S:g} s"]
         self.world.failures = []  # breaking the world makes functions fail
         try:
-            # Otherwise a rank that has not closed it yet would take the world for usable.
+            # Otherwise a rank that has not closed it yet would treat the world as usable.
             ray.get(closing, timeout=UNWIND_TIMEOUT_S)
         except RayError as error:
             return [f"the world could not be closed: {error}"]
@@ -298,7 +298,7 @@ class WorkerGroup:
         return [problem for problems in found for problem in problems]
 
     def close(self) -> None:
-        """End every worker's process and wait for it; twice is harmless."""
+        """End every worker's process and wait for it; may be called twice."""
         if self._has_ranks:
             # If they were killed one after the other, they would log lost connections and run no `atexit`
             # handlers.

@@ -1,7 +1,4 @@
-"""The coordinator's record of one worker.
-
-A *worker* is a training actor that runs one rank, or all ranks of a host (XLA).
-"""
+"""Runs in the coordinator: its record of each worker, and calls to all workers."""
 
 from __future__ import annotations
 
@@ -23,18 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """The coordinator's record of one training actor.
+    """The coordinator's record of one worker.
 
     Attributes:
         slot: the index of its slot in the trial.
-        elsewhere: True if it is not on the host that the trial first had for that slot, which is draining.
+        elsewhere: True if it is not on the slot's first host, which is draining.
         description: the reply to `describe`, as an ObjectRef.
         info: its node and process; None until they are known.
         ranks: empty until they are assigned.
         channel: None if it has no socket to this process.
         running: its ranks whose training function runs.
         is_polled: True while a reply to `poll` is pending.
-        is_reply_requested: True if that reply was requested at once.
+        is_reply_requested: True if an immediate reply was requested.
     """
 
     def __init__(self, actor: Any, slot: int, *, elsewhere: bool = False) -> None:
@@ -119,7 +116,7 @@ def call_all(
     """Return every worker's reply; ``calls`` are in the order of ``workers``, ``doing`` is for errors.
 
     Raises:
-        StartFailed: a worker did not answer within ``times`` times `start_timeout_s`, or died.
+        StartFailed: a worker did not reply within ``times`` times `start_timeout_s`, or its call failed.
     """
     once_s = start_timeout_s(timeout_s, len(workers))
     for waited in range(1, times + 1):
@@ -133,7 +130,7 @@ def call_all(
         if len(late) < len(failed):
             dead = [worker for worker in failed if worker not in late]
             error = failed[dead[0]]
-            raise StartFailed(f"{_names(dead)} died when asked {doing}: {error}") from error
+            raise StartFailed(f"{_names(dead)} failed {doing}: {error}") from error
         if waited < times:
             logger.warning(
                 "%d of %d training actors have taken longer than %g s %s; they have %g s more: %s",

@@ -1,6 +1,6 @@
 """The world of one trial in the coordinator: its members, and how it is formed, broken and formed again.
 
-What happens when a rank dies: the reply to `Worker.poll` is an error or overdue, so `lose` asks
+What happens when a rank dies: the reply to `Worker.poll` is an error or overdue, so `lose` calls
 `policy.decide`. Either the trial fails (`failures`), or `lose` removes the worker and breaks the world on
 the other ranks, so that none waits in a collective or a report. Each sends `NeedsWorld` when its training
 function has left the world (`record_left`). When all have, `policy.decide` returns `REFORM`, and `_form_next`
@@ -179,12 +179,12 @@ class World:
                 worker.poll(self._events, self.limits.heartbeat_s)
 
     def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> None:
-        """Wait until each worker has answered its call; those that do not answer are lost."""
+        """Wait until each worker has replied to its call; those that do not reply in time are lost."""
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
         for worker, reply in zip(workers, replies_to(calls, timeout_s), strict=True):
             if isinstance(reply, GetTimeoutError):
-                self.lose(worker, FailureKind.UNRESPONSIVE, f"did not answer within {timeout_s:g} s")
+                self.lose(worker, FailureKind.UNRESPONSIVE, f"did not reply within {timeout_s:g} s")
             elif isinstance(reply, RayError):
                 self.record_death(worker, reply)
 
@@ -207,7 +207,7 @@ class World:
         if self._request is None or isinstance(decide(now, self.limits), Fail):
             self._fail([*(self._change.lost if self._change is not None else []), *lost])
             return
-        self._end_members([worker], wait=False)  # its host may not answer
+        self._end_members([worker], wait=False)  # its host may not respond
         reason = f"{worker.name} {failure_texts.VERBS[kind]}"
         if self._change is None:
             self._begin_change(reason)
@@ -324,7 +324,7 @@ class World:
             )
 
     def record_report(self, reports: int) -> None:
-        """Record that rank 0 has made ``reports`` reports, so that this world works."""
+        """Record that rank 0 has made ``reports`` reports, which shows that this world works."""
         self._reports, self._worlds_without_report = reports, 0
         if self._change is None and self._without_world_since is not None:
             self.change_s = time.monotonic() - self._without_world_since
@@ -434,13 +434,13 @@ class World:
         return None
 
     def end_trial(self) -> None:
-        """End a change in progress, whose lost ranks are failures; later losses are only recorded."""
+        """End a change in progress, whose lost ranks become failures; later losses are only recorded."""
         if self._change is not None:
             self.failures += self._change.lost
         self._request = self._change = None
 
     def close(self) -> None:
-        """End every worker's process and wait until it is gone; twice is harmless."""
+        """End every worker's process and wait until it is gone; may be called twice."""
         self.slots.end()
         members, self.members = self.members, []
         for worker in members:

@@ -1,1 +1,1 @@
-"""Files and directories as they are copied and kept. Knows nothing of Ray; runs in every process."""
+"""Copies directories, and keeps the ranks' logs. Independent of Ray; runs in every process."""

@@ -1,4 +1,4 @@
-"""A checkpoint's directory as files to copy: links are followed, and a copy is whole or not there."""
+"""Copies checkpoint directories: symbolic links are followed, and a copy is complete or absent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIECES_AT_ONCE = 1000
 class Entry(NamedTuple):
     """A file or directory below a root: its relative path, its size (None: a directory), its mode.
 
-    ``link`` is what a symbolic link to nothing points to.
+    ``link`` is the target of a broken symbolic link.
     """
 
     path: str
@@ -38,15 +38,13 @@ class Piece(NamedTuple):
 
 
 def entries(root: str) -> list[Entry]:
-    """Return everything below ``root``, each directory before what is in it, the root itself first.
+    """Return everything below ``root``, each directory before its contents, the root itself first.
 
-    What a symbolic link points to counts as if it were there, since another host has no such place. A link to
-    nothing stays a link.
+    A symbolic link is replaced by its target, which another host may not have; a broken link stays a link.
 
     Raises:
         FileNotFoundError: ``root`` is not a directory.
-        MetricsError: a link points to a directory that it is in, or a file is not a file but a socket, a pipe
-            or a device.
+        MetricsError: a link points to a directory that contains it, or there is a socket, a pipe or a device.
     """
     if not os.path.isdir(root):
         raise FileNotFoundError(f"{root} is not a directory on this host")
@@ -58,7 +56,7 @@ def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator
     status = os.stat(directory)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
-        raise MetricsError(f"{directory} is a symbolic link to a directory that it is in itself")
+        raise MetricsError(f"{directory} is a symbolic link to a directory that contains it")
     yield Entry(path, None, stat.S_IMODE(status.st_mode))
     for name in sorted(os.listdir(directory)):
         inner = os.path.join(path, name)
@@ -75,14 +73,13 @@ def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator
             yield Entry(inner, status.st_size, stat.S_IMODE(status.st_mode))
         else:
             raise MetricsError(
-                f"the checkpoint {root} holds {inner!r}, which is a socket, a pipe or a device; a "
-                f"checkpoint holds "
-                "files and directories only"
+                f"the checkpoint {root} contains {inner!r}, which is a socket, a pipe or a device; a "
+                "checkpoint can contain only files and directories"
             )
 
 
 def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
-    """Yield the files' bytes in chunks of ``chunk_bytes`` at most: parts of a large file, many small ones.
+    """Yield chunks of at most ``chunk_bytes`` bytes: pieces of a large file, or many small files.
 
     >>> found = [Entry("", None, 0o755), Entry("a", 5, 0o644), Entry("b", 1, 0o644)]
     >>> [[tuple(piece) for piece in chunk] for chunk in pieces(found, 4)]
@@ -104,7 +101,7 @@ def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
 
 
 def read(root: str, chunk: Iterable[Piece]) -> list[bytes]:
-    """Return the bytes of some pieces.
+    """Return the bytes of each piece.
 
     Raises:
         OSError: a file has become shorter since it was listed.
@@ -124,7 +121,7 @@ def make(root: str, found: Iterable[Entry]) -> None:
     for entry in found:
         path = os.path.join(root, entry.path)
         if entry.size is None:
-            # Writable whatever the original is: its files are still to come.
+            # Writable even if the original is not, since its files are written later.
             os.makedirs(path, exist_ok=True)
             os.chmod(path, entry.mode | stat.S_IRWXU)
         elif entry.link:
@@ -136,7 +133,7 @@ def make(root: str, found: Iterable[Entry]) -> None:
 
 
 def write(root: str, chunk: Iterable[Piece], contents: Iterable[bytes]) -> None:
-    """Put pieces where they belong, in files that `make` has made."""
+    """Write pieces into the files that `make` created."""
     for piece, content in zip(chunk, contents, strict=True):
         with open(os.path.join(root, piece.path), "r+b") as file:
             file.seek(piece.offset)
@@ -147,7 +144,7 @@ def copy(source: str, target: str) -> None:
     """Copy a directory of this host; ``target`` appears whole or not at all, and replaces an earlier one.
 
     Raises:
-        MetricsError: ``source`` holds ``target``, or something that cannot be copied.
+        MetricsError: ``source`` contains ``target``, or something that cannot be copied.
     """
     inside = os.path.realpath(target)
     if os.path.commonpath([inside, os.path.realpath(source)]) == os.path.realpath(source):
@@ -175,7 +172,7 @@ def put_in_place(part: str, target: str) -> None:
 
 
 def remove_parts(directory: str) -> None:
-    """Remove what copies that were killed have left of checkpoints in a trial's directory."""
+    """Remove the partial checkpoints that killed processes left in a trial's directory."""
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(directory):
             if _PART.fullmatch(name):
@@ -183,7 +180,7 @@ def remove_parts(directory: str) -> None:
 
 
 def fingerprint(path: str) -> tuple[int, int] | None:
-    """Return what distinguishes a directory from one at the same path of another host; None if there is none.
+    """Return what distinguishes a directory from one at the same path on another host; None if there is none.
 
     On a shared file system every host sees the same inode number and modification time.
     """

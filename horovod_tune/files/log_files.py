@@ -1,4 +1,4 @@
-"""A rank's log: all of its output up to `LOG_BYTES`, then its beginning and its end."""
+"""A rank's log: all of its output, or only its beginning and its end if that exceeds `LOG_BYTES`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def left_out(count: int) -> bytes:
 
 
 def shorten(text: bytes, limit: int) -> bytes:
-    """Return the first and the last lines of ``text``, ``limit`` bytes in all, with one line between them.
+    """Return the first and the last lines of ``text``, ``limit`` bytes in all, around a `left_out` line.
 
-    What an earlier call left out of it is counted in.
+    That line also counts the bytes that earlier calls left out.
 
     >>> print(shorten(b"one" + b"\\n" + b"-" * 90 + b"\\n" + b"two" + b"\\n", 10).decode(), end="")
     one

@@ -6,13 +6,13 @@ import psutil
 
 
 def process_start(pid: int) -> float:
-    """Return when a process of this host started, in s since the host did.
+    """Return when a process of this host started, in seconds since the host booted.
 
-    A time of the wall clock would move when that clock is set: the process would be taken for another.
+    A wall-clock time would shift when the clock is set, and the process would be mistaken for another.
 
     Raises:
-        psutil.NoSuchProcess: there is none.
+        psutil.NoSuchProcess: no process has this pid.
     """
-    # In this order: older releases of psutil take the start from the last boot time that was read.
+    # In this order: older releases of psutil compute the start from the boot time that was read last.
     booted = psutil.boot_time()
     return psutil.Process(pid).create_time() - booted

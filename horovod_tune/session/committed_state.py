@@ -21,9 +21,9 @@ class WorldChanges(BaseException):
 
 
 class Collectives(Protocol):
-    """How the ranks of a world agree. All but `are_ready` are collectives: every rank calls them."""
+    """The collectives of `commit` and `get_state`: every rank calls each method but `are_ready`."""
 
-    # The call that makes a world, for errors.
+    # The call that makes a world, as named in errors.
     init_call: str
 
     def are_ready(self) -> bool:
@@ -40,7 +40,7 @@ class Collectives(Protocol):
 
 
 class States:
-    """The state objects of `hvd.elastic.run` in this process, which keep their own commits; here none."""
+    """This process's state objects of `hvd.elastic.run`, which keep their own commits; by default none."""
 
     @property
     def exist(self) -> bool:
@@ -62,7 +62,7 @@ class CommittedState:
     """One rank's committed state in one trial.
 
     Args:
-        collectives: how the ranks agree.
+        collectives: those of the backend.
         states: those of Horovod's own elastic API.
         stored: returns what `dump` returned before the trial was restarted; None if there is nothing.
     """
@@ -116,7 +116,7 @@ class CommittedState:
         return copy.deepcopy(self._state)
 
     def _require_world(self, caller: str) -> None:
-        # Horovod would raise the error of a lost rank, after which the function would be called again.
+        # Horovod would raise the same error as for a lost rank, and the function would be called again.
         if not self._collectives.are_ready():
             init_call = self._collectives.init_call
             raise NotInitialized(f"call {init_call} before {caller}, which is a collective of all ranks")
@@ -143,7 +143,7 @@ def commit(state: Any) -> None:
 
     A collective: every rank calls it at the same point, after `hvd.init()`. It costs a copy of ``state`` and
     one allreduce of one number. When the world changes, the training function is called again on each rank
-    that remains and on those that join, and `get_state()` returns there what was committed last. So report
+    that remains and on those that join, and `get_state()` then returns what was committed last. So report
     an epoch before committing it: code after a commit may not be reached. Without ``min_workers`` the state
     is kept too, but the trial fails when a rank is lost.
 
@@ -154,6 +154,7 @@ def commit(state: Any) -> None:
     Raises:
         NotInTraining: called outside a training function that a trial runs.
         NotInitialized: called before `hvd.init()`.
+        HorovodTuneError: called in a TPU trial.
         HorovodInternalError: a rank of the world is lost. Do not catch it: the trial handles it.
     """
     _committed("commit()").commit(state)
@@ -167,6 +168,8 @@ def get_state() -> Any:
     Raises:
         NotInTraining: called outside a training function that a trial runs.
         NotInitialized: called before `hvd.init()`.
+        HorovodTuneError: called in a TPU trial.
+        HorovodInternalError: as in `commit`.
     """
     return _committed("get_state()").get()
 

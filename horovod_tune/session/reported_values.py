@@ -11,7 +11,7 @@ from typing import Any
 from horovod_tune.errors import MetricsError
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
-# The types of keys that Tune's loggers accept in a dict within a metric: json refuses all others.
+# The types of keys that Tune's loggers accept in a dict within a metric, since json rejects all others.
 _KEYS = (bool, int, float, str, type(None))
 # How deep lists, tuples and dicts may be nested in a metric.
 MAX_DEPTH = 32
@@ -40,7 +40,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics with NumPy scalars and one-element tensors as Python numbers, in keys of dicts too.
 
     Raises:
-        MetricsError: a name is not a string, or a value or the key of a dict cannot be sent.
+        MetricsError: a name is not a string, a value or a dict's key cannot be sent, or they are too large.
 
     >>> import numpy
     >>> plain_metrics({"loss": numpy.float32(0.5), "epoch": 1, "name": "a"})
@@ -56,8 +56,8 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         total += _size(plain[name])
         if total > MAX_METRICS_BYTES:
             raise MetricsError(
-                f"the metrics of a report may take {MAX_METRICS_BYTES >> 20} MB, and with {name!r} these "
-                "take more; put large results into a checkpoint"
+                f"the metrics of a report may take at most {MAX_METRICS_BYTES >> 20} MB; with {name!r}, "
+                "these take more. Put large results into a checkpoint"
             )
     return plain
 
@@ -118,7 +118,7 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def _plain_key(key: Any) -> Any:
-    """Return the key of a dict, with NumPy's scalars and subclasses of Python's types as Python's own.
+    """Return a dict's key as a plain Python value if it is a NumPy scalar or of a subclass of such a type.
 
     >>> import numpy
     >>> _plain_key(numpy.str_("cat")), _plain_key(numpy.int64(3)), _plain_key((1, 2))
@@ -140,10 +140,10 @@ def _plain_key(key: Any) -> Any:
 
 
 def _check_plain(name: str, value: Any) -> None:
-    """Refuse numbers and text that Tune or its loggers cannot take."""
+    """Raise MetricsError for numbers and text that Tune or its loggers cannot store."""
     if type(value) is int and not -(2**63) <= value < 2**64:
         raise MetricsError(
-            f"metric {name} is an integer of {value.bit_length()} bits, and Tune takes those of 64; "
+            f"metric {name} is an integer of {value.bit_length()} bits, but Tune accepts at most 64; "
             "report it as a float, or as a string"
         )
     if type(value) is str:
@@ -151,7 +151,7 @@ def _check_plain(name: str, value: Any) -> None:
             value.encode()
         except UnicodeEncodeError as error:
             raise MetricsError(
-                f"metric {name} is not text: {error}; bytes that were read as text may be the reason"
+                f"metric {name} is not valid text: {error}; bytes that were read as text may be the reason"
             ) from error
 
 
@@ -159,7 +159,7 @@ def checkpoint_path(checkpoint: Any) -> str | None:
     """Return the absolute path of a reported checkpoint's directory; None if there is none.
 
     Raises:
-        MetricsError: it is not a directory of this host.
+        MetricsError: it is not a directory on this host.
     """
     if checkpoint is None:
         return None

@@ -42,7 +42,7 @@ class StopTraining(BaseException):
 
 
 class WorldBroken(Exception):
-    """The rank's world is broken, and the next one will be formed."""
+    """The rank's world is broken or changing, and can no longer be used."""
 
 
 class Session:
@@ -252,10 +252,10 @@ def report(
     the training function.
 
     Args:
-        metrics: names to values as a dict; more may come as keywords. NumPy scalars and tensors of one
-            element become Python numbers.
-        checkpoint: a directory of rank 0, given as a path or a ``ray.tune.Checkpoint``. It is stored in the
-            trial's storage with these metrics, and may be removed as soon as this returns.
+        metrics: a dict of names to values; more can be passed as keywords. NumPy scalars and tensors of
+            one element become Python numbers.
+        checkpoint: a directory on rank 0's host, as a path or a ``ray.tune.Checkpoint``. It is stored in
+            the trial's storage with these metrics, and may be deleted once this returns.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -275,9 +275,8 @@ def report(
 def get_checkpoint() -> Checkpoint | None:
     """Return the trial's newest checkpoint, or else the one that it was restored from.
 
-    None if there is none, or if it was made from a commit, which `get_state` returns.
-
-    Ranks that have reported equally often get the same one, on any host.
+    None if there is none, or if it was made from a commit, which `get_state` returns. Ranks that have
+    reported equally often get the same one, on any host.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -288,7 +287,7 @@ def get_checkpoint() -> Checkpoint | None:
 
 @dataclass(frozen=True)
 class TrialWorld:
-    """The world that a rank of a trial trains in, as `get_world` returns it.
+    """A rank's world, as `get_world` returns it.
 
     Attributes:
         rank: this rank's number, like `hvd.rank()`.
@@ -308,7 +307,8 @@ class TrialWorld:
         running mean of batch normalization) are not compared: they differ under Horovod.
 
         Raises:
-            NotSynchronised: names the first parameter that differs from rank 0's, and the ranks.
+            NotSynchronised: the message names the first parameter that differs from rank 0's, and the ranks.
+            HorovodTuneError: the ranks do not use Horovod.
         """
         import zlib
 
@@ -328,7 +328,7 @@ class TrialWorld:
             if ranks:
                 raise NotSynchronised(
                     f"parameter {name!r} of the model differs between rank 0 and rank(s) "
-                    f"{', '.join(map(str, ranks))}: the ranks train models of their own. Call "
+                    f"{', '.join(map(str, ranks))}: each rank trains its own model. Call "
                     "hvd.broadcast_parameters(model.state_dict(), root_rank=0) once the model is made, and "
                     "wrap the optimizer: hvd.DistributedOptimizer(optimizer, "
                     "named_parameters=model.named_parameters())"
@@ -380,7 +380,7 @@ def require_session(caller: str) -> Session:
 
 
 def handle_output(session: Session, output: Any) -> None:
-    """Report what a training function returned or yielded, unless it is nothing or an empty dict."""
+    """Report what a training function returned or yielded, unless it is None, False or an empty dict."""
     if output is None or output is False:
         return
     if isinstance(output, Mapping):

@@ -1,1 +1,1 @@
-"""Directories on their way between Ray nodes that share no disk. Runs in the coordinator and in ranks."""
+"""Copies directories between Ray nodes that share no disk. Runs in the coordinator and in ranks."""

@@ -1,4 +1,4 @@
-"""Copies of checkpoints on a host that cannot read the original: one for all its processes.
+"""Copies of checkpoints on a host that cannot read the originals; its processes share each copy.
 
 A process holds a copy by a shared lock on a file next to it, so that the kernel releases it however the
 process ends. The last holder deletes the copy; orphans are deleted by the next `hold()`.
@@ -38,12 +38,12 @@ class Copy:
         self._path, self._lock, self._pid = path, lock, os.getpid()
 
     def release(self) -> None:
-        """Release it, and delete it if no other process holds it; twice is harmless."""
+        """Release the directory, and delete it if no other process holds it; may be called twice."""
         # A fork has the same lock as its parent, which continues to hold it.
         if self._lock < 0 or os.getpid() != self._pid:
             return
         lock, self._lock = self._lock, -1
-        # If this thread has the folder's lock, the garbage collector called this: the copy is left.
+        # If this thread has the folder's lock, the garbage collector called this: leave an orphan.
         if not getattr(_of_thread, "holds_folder", False):
             with contextlib.suppress(FileNotFoundError), _one_at_a_time(self._path.parent):
                 _remove_if_free(self._path, lock)
@@ -56,7 +56,7 @@ class Copy:
 
 
 class HostCopies:
-    """The copies in a folder of this host, as one process sees them."""
+    """One process's access to the copies in a folder of this host."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class HostCopies:
         return self._folder
 
     def hold(self, name: str, bring: Callable[[str], object]) -> Copy:
-        """Return the copy of that name; ``bring(path)`` makes it if this host has none.
+        """Hold and return the copy ``name``; ``bring(path)`` makes it if this host has none.
 
         A call waits while another process fetches it.
         """
@@ -84,7 +84,7 @@ class HostCopies:
                 undo.callback(os.close, lock)
                 if _is_free(lock) and _is_current(path, lock) and not path.is_dir():
                     bring(str(path))
-                # Waits for a fetch. Meanwhile no process may hold it, and it may be deleted: so check again.
+                # Wait while another process fetches. The copy may be deleted meanwhile: check again.
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 if _is_current(path, lock) and path.is_dir():
                     undo.pop_all()
@@ -122,7 +122,7 @@ def _is_current(path: Path, lock: int) -> bool:
 
 
 def _is_free(lock: int) -> bool:
-    """Lock it for this process only, and return True, unless another process holds or fetches the copy."""
+    """Lock it exclusively and return True, unless another process holds or fetches the copy."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -138,7 +138,7 @@ def _remove_if_free(path: Path, lock: int) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Exclude other processes: two that release at once would each find the copy still held."""
+    """Exclude other processes: two that release at the same time would each find the copy still held."""
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -171,8 +171,8 @@ def open_checkpoint(
 ) -> Any:
     """Return ``place`` as a ``ray.tune.Checkpoint`` that a process on ``node_id`` can read.
 
-    That of another node's own disk is a copy, brought here if no process has done so. It is held while the
-    object lives, until ``copies.release_all()`` at the latest.
+    A checkpoint on another node's own disk is copied to this host, unless a process has done so. The copy is
+    held until the returned object is deleted, or until ``copies.release_all()``.
     """
     from ray.tune import Checkpoint
 
@@ -183,7 +183,7 @@ def open_checkpoint(
     original = ask(place)
     if original is not None and original == fingerprint(place.path):  # a shared file system
         return Checkpoint.from_directory(place.path)
-    # A trial that starts again may write another checkpoint where this one is.
+    # A restarted trial may write another checkpoint to the same path.
     name = hashlib.sha256(repr((place.node_id, place.path, original)).encode()).hexdigest()[:20]
     copy = copies.hold(name, functools.partial(ask, place))
     checkpoint = Checkpoint.from_directory(copy.path)

@@ -1,12 +1,11 @@
-"""Moves directories between two Ray nodes that share no file system, through Ray's own channel.
+"""Copies directories between two Ray nodes that share no file system, through Ray itself.
 
-The process that wants a copy reads or writes on its own node; on the other one an actor does. There is one
-such actor per node, which all of a job's processes share: a task would have to wait for a new Python process
-each time on a node without CPUs (Ray keeps none ready there). It takes no CPU and ends with the process that
-created it, or with the job; a process that finds it gone creates another.
+The calling process reads or writes on its own node; on the other node, an actor does. All processes of a job
+share one actor per node: on a node without CPUs, each task would have to wait for a new Python process, since
+Ray keeps none ready there. The actor takes no CPU and ends with the process that created it, or with the job;
+a process that finds it gone creates another.
 
-Files travel in chunks, of which a few are on their way at a time, no port is opened, and Ray's authentication
-covers the way.
+Files are sent in chunks, a few at a time. No port is opened, and Ray's authentication applies.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from horovod_tune.files import directories
 from horovod_tune.files.directories import Piece
 
 CHUNK_BYTES = 8 << 20
-# Chunks that may be on their way: bounds the object store's share.
+# The most chunks in transit, which bounds their share of the object store.
 IN_FLIGHT = 4
 CALLS_AT_ONCE = 8
 # How long an abandoned copy waits for chunks that are in transit.
 DISCARD_TIMEOUT_S = 600.0
-# How often a copy may start again if the actor on the other node ends with the process that owns it.
+# How many actors a copy may use in turn: one may end with the process that created it.
 NEW_ACTORS = 4
 
 Result = TypeVar("Result")
@@ -44,7 +43,7 @@ class NodeFiles:
         return function(*arguments)
 
     def discard(self, part: str, begun: list[Any]) -> None:
-        """Remove a part once the calls that write to it have ended: several calls run here at a time."""
+        """Remove a partial copy once the calls that write to it have ended, as they run in parallel."""
         if begun:
             ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
         shutil.rmtree(part, ignore_errors=True)
@@ -77,7 +76,7 @@ class _Deadline:
         """Return the value of ``ref``.
 
         Raises:
-            ray.exceptions.GetTimeoutError: it is not there in time.
+            ray.exceptions.GetTimeoutError: it is not available in time.
         """
         return ray.get(ref, timeout=max(0.0, self._end - time.monotonic()))
 
@@ -164,7 +163,7 @@ def fetch_directory(node: str, source: str, target: str, *, timeout_s: float) ->
 
 
 def call_on(node: str, function: Callable[..., Result], *arguments: Any, timeout_s: float) -> Result:
-    """Return what a function of `files` returns on ``node``."""
+    """Call a function on ``node`` and return its result."""
     return _with_actor(
         node, timeout_s, lambda files, deadline: deadline.get(files.call.remote(function, *arguments))
     )

@@ -120,7 +120,7 @@ def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_release
 @pytest.mark.parametrize(
     ("name", "error", "text"),
     [
-        ("made", MetricsError, "rank 0 of 2 on host0 failed: the checkpoint .* holds 'pipe'"),
+        ("made", MetricsError, "rank 0 of 2 on host0 failed: the checkpoint .* contains 'pipe'"),
         ("missing", OSError, "/missing"),
     ],
 )

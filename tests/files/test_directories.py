@@ -99,10 +99,10 @@ def test_a_link_to_nothing_stays_one(source, tmp_path, chunk_bytes):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda source: (source / "empty" / "up").symlink_to(source), "a directory that it is in"),
+        (lambda source: (source / "empty" / "up").symlink_to(source), "a directory that contains it"),
         (
             lambda source: os.mkfifo(source / "empty" / "p"),
-            "holds 'empty/p', which is .* files and directories",
+            "contains 'empty/p', which is .* files and directories",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Hyperparameter search for distributed training: its functions as Ray Tune trials.
+"""Hyperparameter search that runs distributed training functions as Ray Tune trials.
 
 train(config)                                    the user's training function
  └ trainable.py         the trial, as Tune sees it     ── step() ─► Tune ─► search/
@@ -38,7 +38,7 @@ __all__ = [
     "with_parameters",
 ]
 
-# What needs Ray Tune, pandas or Plotly is imported when it is first used.
+# These need Ray Tune, pandas or Plotly, and are imported on first use.
 _LAZY = {
     "DistributedTrainableCreator": "horovod_tune.creator",
     "analyze": "horovod_tune.analysis",

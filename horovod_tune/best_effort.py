@@ -1,6 +1,6 @@
 """Prevents failures of displays, records and advice from ending a search. Runs in the driver.
 
-Tune lets an exception of a callback end the search: days of training would be lost to a line on the screen.
+In Tune, an exception in a callback ends the search: days of training would be lost to a line on the screen.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _Class = TypeVar("_Class", bound=type)
 
 @contextmanager
 def best_effort(what: str, *, deliberate: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Log an exception within as one warning that names `what`; `deliberate` exceptions are raised."""
+    """Log an exception in the block as one warning that names `what`; re-raise `deliberate` exceptions."""
     try:
         yield
     except deliberate:
         raise
-    except Exception as error:  # whatever a screen or a file can raise: the search is worth more
+    except Exception as error:  # any that a screen or a file can raise: the search is worth more
         logger.warning(
             "%s failed (%s: %s); the search continues without it", what, type(error).__name__, error
         )
@@ -34,7 +34,7 @@ def best_effort_callback(what: str, *deliberate: type[Exception]) -> Callable[[_
     """Return a decorator for classes of Tune callbacks: a hook that raises does not end the search.
 
     One warning per callback object names `what`; its later hooks are still called, so that a screen is closed
-    and a summary printed. `deliberate` exceptions, which mean that the search cannot run, are raised.
+    and a summary printed. `deliberate` exceptions, which mean that the search cannot run, are re-raised.
     """
 
     def decorate(cls: _Class) -> _Class:

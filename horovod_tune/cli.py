@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 # Each has `add_parsers(subparsers)`, whose parsers set `run`, a function from the parsed arguments to an exit
-# status. Its imports are in `run`: `horovod-tune --help` is quick, and one command's missing dependency does
-# not affect the others.
+# status. Slow or optional imports happen in `run`, so that `horovod-tune --help` is quick and one command's
+# missing dependency does not affect the others.
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.command",
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
     parser = argparse.ArgumentParser(
         prog="horovod-tune",
-        description="Tune the hyperparameters of a Horovod training function with Ray Tune.",
+        description="Tune the hyperparameters of a Horovod or torch.distributed function with Ray Tune.",
     )
     parser.add_argument("--version", action="version", version=importlib.metadata.version("horovod_tune"))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if extra is None:
             raise
         print(
-            f"horovod-tune: this command needs {missing.name}. Type: pip install 'horovod_tune[{extra}]'",
+            f"horovod-tune: this command needs {missing.name}. Run `pip install 'horovod_tune[{extra}]'`.",
             file=sys.stderr,
         )
         return 1

@@ -64,25 +64,25 @@ def DistributedTrainableCreator(
         num_workers: instead of ``num_slots``: the total number of ranks, placed as tightly as they fit if
             ``num_hosts`` is not given.
         num_cpus_per_worker: an alias of ``num_cpus_per_slot``.
-        backend: ``"horovod"``, or ``"torch"`` for ranks of `torch.distributed` (Gloo; with ``use_gpu`` NCCL
-            too), which need no Horovod. `torch.distributed` is then initialised before ``func`` is called;
-            ``func`` may also initialise it itself, as under torchrun.
+        backend: ``"horovod"``, or ``"torch"`` for ranks of `torch.distributed` (Gloo, and NCCL with
+            ``use_gpu``), which need no Horovod. `torch.distributed` is then initialised before ``func`` is
+            called; ``func`` may also initialise it itself, as under torchrun.
         use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts instead of Horovod ranks.
             ``num_slots`` then counts chips.
         tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
             (``"v4-32"``); it implies ``num_hosts``. Required if the cluster has several types.
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
-            an error. With ``use_tpu``: seconds after which it is an error that a host's ranks do nothing
-            (no report, no torch_xla operation, no computation) while Tune waits for them.
+            an error. With ``use_tpu``: seconds that a host's ranks may be idle (no report, no torch_xla
+            operation, no computation) while Tune waits for them.
         reuse_workers: keep the ranks' processes, and Horovod's connections, for the next trial; each process
             is reset in between.
         nics: the network interface for the ranks' collectives, or several in order of preference. Default:
             the loopback if all ranks are on one host, otherwise the interface with the node's address in Ray.
-        min_workers: minimum number of ranks. If set, the trial is elastic: it continues when ranks are lost,
-            as long as this many remain or return within ``min_workers_timeout_s``, and starts with this many
-            if none of ``num_hosts``, ``num_slots`` and ``num_workers`` is given. See `commit`.
-        max_workers: how many ranks an elastic trial grows to when resources are free (default: as many as it
-            starts with).
+        min_workers: minimum number of ranks. If set, the trial is elastic: it continues after a loss if
+            this many ranks remain or return within ``min_workers_timeout_s``, and starts with this many if
+            none of ``num_hosts``, ``num_slots`` and ``num_workers`` is given. See `commit`.
+        max_workers: maximum number of ranks, to which an elastic trial grows when resources are free
+            (default: the number that it starts with).
         min_workers_timeout_s: seconds that ranks wait for others while there are fewer than ``min_workers``
             (default 60).
 
@@ -135,6 +135,6 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
     return f"{trainable._name}, {ranks} per trial{hosts}"
 
 
-# `tune.run` is replaced when this module is imported: in `tune.run(DistributedTrainableCreator(...))` Python
-# looks it up before it calls the creator.
+# `tune.run` is replaced when this module is imported, not by the creator: Python evaluates `tune.run` before
+# the argument in `tune.run(DistributedTrainableCreator(...))`.
 run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)

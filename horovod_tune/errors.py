@@ -14,7 +14,7 @@ class SpecError(HorovodTuneError, ValueError):
 
 
 class TrainingFunctionError(HorovodTuneError, TypeError):
-    """The training function cannot be called as ``func(config)``."""
+    """The training function, or an object bound to it, is not one that a trial can run."""
 
 
 class SerializationError(HorovodTuneError, ValueError):
@@ -26,7 +26,7 @@ class OutsideTune(HorovodTuneError, RuntimeError):
 
 
 class NotInTraining(HorovodTuneError, RuntimeError):
-    """``report()`` or ``get_checkpoint()`` was called outside a training function that a trial runs."""
+    """``report()``, ``get_checkpoint()`` or the like was called outside a trial's training function."""
 
 
 class NotSynchronised(HorovodTuneError, RuntimeError):
@@ -46,7 +46,7 @@ class MetricNotReported(HorovodTuneError, ValueError):
 
 
 class BackendMissing(HorovodTuneError, RuntimeError):
-    """Horovod (or torch_xla) is missing, or not the one that a trial needs. The message has the command."""
+    """Horovod, torch or torch_xla is missing or unsuitable. The message has the command that installs it."""
 
 
 class UnsupportedRay(HorovodTuneError, ImportError):
@@ -76,7 +76,7 @@ class TrainingFailed(HorovodTuneError, RuntimeError):
     lost_nodes: tuple[str, ...] = ()
 
 
-# The most characters of one piece of a traceback, such as an exception's message, and of a whole traceback.
+# Maximum characters of one piece of a traceback, such as an exception's message, and of a whole traceback.
 MAX_TEXT = 50_000
 MAX_TRACEBACK = 200_000
 
@@ -94,7 +94,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def traceback_text(pieces: Sequence[str]) -> str:
-    """Return a traceback as one text, of which each piece and the whole are shortened."""
+    """Join the pieces of a traceback; shorten each piece, and the whole."""
     return shorten("".join(shorten(piece, MAX_TEXT) for piece in pieces), MAX_TRACEBACK)
 
 
@@ -110,8 +110,8 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 def encodable(text: str) -> str:
     r"""Return a text with its lone surrogates escaped.
 
-    Python produces them for file names that are not UTF-8. If an error's text has one, Ray ends the process;
-    msgpack refuses it.
+    Python produces them for file names that are not UTF-8. Ray ends a process that raises an error
+    with one in its text; msgpack rejects such text.
 
     >>> encodable("caf\udce9.txt, é")
     'caf\\udce9.txt, é'
@@ -120,7 +120,7 @@ def encodable(text: str) -> str:
 
 
 def death_text(error: BaseException) -> str:
-    r"""Return what Ray knows of an actor's death, without the lines that only name the actor.
+    r"""Return Ray's description of an actor's death, without the lines that only identify the actor.
 
     >>> death_text(RuntimeError("The actor died.\n\tclass_name: A\n\tpid: 7"))
     'The actor died. pid: 7'

@@ -13,14 +13,14 @@ class TrialRequest:
 
     Attributes:
         function: the training function: cloudpickle bytes, or a Ray ObjectRef of them.
-        checkpoint: a directory that a restored trial starts from.
+        checkpoint: the checkpoint that the rank starts from.
         resources: Tune's PlacementGroupFactory, pickled.
         storage: Tune's StorageContext, pickled.
         parameters: where the rank finds the objects of `with_parameters`: a Ray ObjectRef, or a path on its
             host.
         run: counts the trials of one worker group, so that a late message is not taken for one of the next
             trial.
-        reports: how often the trial had reported before this rank joins it.
+        reports: the number of reports before this rank joined the trial.
         world_number: counts the worlds that an elastic trial has formed.
     """
 
@@ -46,9 +46,9 @@ class CheckpointPlace:
     """Where a checkpoint is stored.
 
     Attributes:
-        path: a path on ``filesystem``, a pyarrow filesystem, or on the local disk of ``node_id`` if that is
-            None.
-        node_id: the only Ray node that can read it, from which other nodes fetch a copy; None if all can.
+        path: a path on ``filesystem``, a pyarrow filesystem; if that is None, a path on the node ``node_id``.
+        node_id: the Ray node from which others fetch a copy, unless they share its file system; None if
+            every node can read ``path``.
         report: the number of the report that it came with; 0 if the trial starts from it.
     """
 
@@ -69,7 +69,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Finished:
-    """The training function has returned on this rank, or was unwound since the trial was stopped."""
+    """The training function has returned on this rank, or was unwound because the trial was stopped."""
 
     rank: int
     has_returned: bool = True
@@ -124,10 +124,7 @@ class NeedsWorld:
 
 @dataclass(frozen=True)
 class AwaitedRanks:
-    """The ranks that collectives have long waited for, with the names of the collectives by rank.
-
-    Only what was found since the last poll.
-    """
+    """Ranks found since the last poll for which collectives have long waited: the collectives by rank."""
 
     names: dict[int, str]
 
@@ -139,7 +136,7 @@ Message = Report | Finished | Failed | LogChunk | NeedsWorld | AwaitedRanks
 class WorkerInfo:
     """A worker's node and process.
 
-    ``process_started`` is what `process_start` returns; ``interfaces`` are the host's IP addresses by network
+    ``process_started`` is `process_start` of ``pid``; ``interfaces`` are the host's IP addresses by network
     interface.
     """
 
@@ -155,7 +152,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's numbers in its world, which Horovod, torch.distributed and torch_xla call by these names."""
+    """One rank's numbers in its world, named as in Horovod."""
 
     rank: int
     size: int

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_arguments: Any) -> tune.Tuner:
-    """Return a `Tuner` that continues the experiment `run_config.name`, or starts it if there is none yet.
+    """Return a `Tuner` that continues the experiment `run_config.name`, or starts it if it does not exist.
 
     For jobs that are requeued, preempted or simply submitted again: trials that have completed are not run
     again; all others, failed ones too, continue from their last checkpoint. The search algorithm, the
     scheduler and the rest of `tune_config` (such as `num_samples`) are those of the first start. The search
-    algorithm continues with what it has learnt, Tune's own schedulers do not.
+    algorithm keeps what it has learnt; Tune's own schedulers do not.
 
     Args:
         trainable: as for `Tuner`; must be the same at every start.
@@ -25,14 +25,14 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
         tuner_arguments: `param_space`, `tune_config`, as for `Tuner`.
 
     Raises:
-        ValueError: `run_config` has no name, or its folder holds results but not the file that Ray needs to
-            continue them.
+        ValueError: `run_config` has no name, or the experiment's folder holds results but lacks the
+            file with which Ray continues them.
     """
     from ray import tune
 
     if not run_config.name:
         raise ValueError(
-            "run_config.name must be set, got None: without one an experiment has a new name at every start"
+            "run_config.name must be set, got None: without it, the experiment gets a new name at every start"
         )
     filesystem, path = _folder_of(run_config)
     if not tune.Tuner.can_restore(path, storage_filesystem=filesystem):
@@ -49,7 +49,7 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 
 
 def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
-    """Return the experiment's folder as Ray itself finds it, and the filesystem that the path is for.
+    """Return the filesystem and the path of the experiment's folder, resolved as by Ray.
 
     A URI is split before the name is appended: its query is not part of the path, and a name may have
     characters that a URI may not. The path of a local folder needs no filesystem.
@@ -65,7 +65,7 @@ def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
 
 
 def _refuse_results_without_tuner(path: str, filesystem: FileSystem | None) -> None:
-    """Raise ValueError if a new search would write into that of an earlier one that Ray cannot continue."""
+    """Raise ValueError if ``path`` holds an earlier search that Ray cannot continue."""
     from pyarrow import fs
 
     selector = fs.FileSelector(path, allow_not_found=True)

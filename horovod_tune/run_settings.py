@@ -1,6 +1,6 @@
-"""The changes of a distributed search to `tune.run`: refused arguments, metadata and output.
+"""Changes to `tune.run` for distributed searches: refused arguments, metadata and output.
 
-Runs in the driver, for trainables of `DistributedTrainableCreator` only, however they were given to Tune.
+Runs in the driver, for trainables of `DistributedTrainableCreator` only, however they were passed to Tune.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 # With `num_to_keep` and short epochs Tune logs this every second, in three lines; once per search is enough.
 _SNAPSHOTS = "Experiment state snapshotting has been triggered"
-# What loggers would print between our lines: at the end what the last screen has, the results' path and
-# the failed trials; for each infinite metric in each report a line that names neither metric nor trial.
+# Log lines that we leave out: the results' path and the failed trials, which the last screen shows too, and,
+# for each infinite metric of each report, a line that names neither metric nor trial.
 _REDUNDANT = {
     "ray.tune.tune": ("Wrote the latest version of all result", "Trials did not complete"),
     "tensorboardX.x2num": ("NaN or Inf found in input tensor",),
 }
 
 
-@best_effort_callback("the warning of trials without reports")
+@best_effort_callback("the warning about trials without reports")
 class SilentTrials(Callback):
-    """Warns once per search that trials end without a report: to Tune such a trial is a success."""
+    """Warns once per search that trials end without a report, which Tune counts as a success."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -45,7 +45,7 @@ class SilentTrials(Callback):
             self._warned = True
             logger.warning(
                 "Trial %s ended without a report: rank 0 never called report() and returned no metrics, so "
-                "Tune has no result of it. Call horovod_tune.report(...) in the training function.",
+                "Tune has no result for it. Call horovod_tune.report(...) in the training function.",
                 trial,
             )
 
@@ -56,7 +56,7 @@ def _has_reported(trial: Any) -> bool:
 
 @best_effort_callback("writing the metadata of the experiment")
 class ExperimentMetadata(Callback):
-    """Writes the metadata of a search to its folder when its first trial starts, and that it has ended."""
+    """Writes a search's metadata to its folder when the first trial starts; at the end, marks it as ended."""
 
     def __init__(self, metadata: dict[str, Any]) -> None:
         self._metadata: dict[str, Any] | None = metadata
@@ -88,9 +88,9 @@ def settings_for(
     callbacks_of: Callable[[Any], list[Callback]] = lambda trainable: [],
     describe: Callable[[Any], str] = str,
 ) -> ray_compat.Prepare:
-    """Return what `ray_compat.prepare_runs` takes; the arguments of other searches stay as they are.
+    """Return the argument of `ray_compat.prepare_runs`; other searches keep their arguments.
 
-    `describe` gives a trainable's name and size for the first line on the terminal.
+    `describe` returns a trainable's name and size for the first line on the terminal.
     """
 
     @contextmanager
@@ -105,7 +105,7 @@ def settings_for(
         if any(spec.get("resources_per_trial") is not None for spec in specs):
             raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
         config = next((spec["config"] for spec in specs if spec.get("config")), None)
-        check_config(config)  # Tune's own error would have no name
+        check_config(config)  # Tune's own error would not name the parameter
         quiet = not ray_compat.shows_tunes_own_output(arguments)
         try:
             if quiet:
@@ -174,7 +174,7 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: boo
     with best_effort("writing the metadata of the experiment"):
         callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
-        changed["reuse_actors"] = True  # as our trials do anyway; Tune then does not advise it
+        changed["reuse_actors"] = True  # our trials reuse them anyway; otherwise Tune advises it
     if quiet:
         changed["verbose"] = 0
         with best_effort("showing the progress"):
@@ -185,7 +185,7 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: boo
 def search_metadata(
     arguments: dict[str, Any], config: Any, metric: str | None, mode: str | None
 ) -> dict[str, Any]:
-    """Return what is known of a search from the arguments of `tune.run` and its space."""
+    """Return a search's metadata, from the arguments of `tune.run` and the search space."""
     search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
     budget: Any = arguments.get("time_budget_s")
     space = ray_compat.space_of(search)
@@ -200,10 +200,10 @@ def search_metadata(
 
 
 def _progress(callbacks: list[Callback], metric: str | None, mode: str | None) -> list[Callback]:
-    """Return the callback that shows the progress; none if the user gave one."""
+    """Return the progress callback in a list, which is empty if the user passed one."""
     from horovod_tune.analysis.progress import ProgressCallback
 
     if any(isinstance(each, ProgressCallback) for each in callbacks):
         return []
-    known = metric is not None and mode in ("min", "max")  # Tune refuses the others itself
+    known = metric is not None and mode in ("min", "max")  # Tune rejects other modes itself
     return [ProgressCallback(metric if known else None, mode if known else None)]

@@ -117,7 +117,7 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.set_trial(request, self._trial_storage)
 
     def step(self) -> dict[str, Any]:
-        """Return rank 0's next report; after the last one a result that is marked as duplicate."""
+        """Return rank 0's next report; after the last one, a result marked as duplicate."""
         if self._restarts_elsewhere:
             self._coordinator.close()
             raise ray_compat.HostPreempted(
@@ -163,7 +163,7 @@ class DistributedTrainable(FunctionTrainable):
         return True
 
     def _fits_elsewhere(self) -> bool:
-        """Return True if all of the trial fits now on nodes that are not draining."""
+        """Return True if the whole trial now fits on nodes that are not draining."""
         free = ray_compat.free_on_remaining_nodes()
         for node in self._coordinator.nodes:
             for name, amount in self._spec.slot_resources.items():
@@ -192,7 +192,7 @@ class DistributedTrainable(FunctionTrainable):
         return last
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Start the trial from a checkpoint that this host or the driver's can read."""
+        """Start the trial from a checkpoint that this host or the driver's host can read."""
         result = checkpoint_path
         if isinstance(result, str):
             result = ray.tune.Checkpoint.from_directory(result)
@@ -212,7 +212,7 @@ class DistributedTrainable(FunctionTrainable):
             os.getcwd()
         except FileNotFoundError:  # the trial's directory was removed
             os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "/"))
-        # Before Tune's method, which replaces the storage by the next trial's.
+        # Before Tune's method, which replaces the storage with the next trial's.
         self._coordinator.end_trial()
         self._store_artifacts()  # not stored yet if the trial was stopped
         return super().reset(*args, **keywords)
@@ -235,7 +235,7 @@ class DistributedTrainable(FunctionTrainable):
         self._store_artifacts()
 
     def _store_artifacts(self) -> None:
-        """Store the files of the trial's working directory, with SyncConfig(sync_artifacts=True).
+        """Store the files of the trial's working directory if SyncConfig(sync_artifacts=True).
 
         Tune does this for its own functions. A failure to store them is logged and does not fail the trial.
         """

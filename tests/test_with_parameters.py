@@ -61,7 +61,7 @@ def test_the_function_travels_without_its_objects() -> None:
     bound = with_parameters(train, model=torch.nn.Linear(1000, 1000))
     shipped = cloudpickle.dumps(bound)
     assert len(shipped) < 100_000
-    with pytest.raises(NotInTraining, match="did not come with the function"):
+    with pytest.raises(NotInTraining, match="were not sent with the function"):
         cloudpickle.loads(shipped)({})
 
 

@@ -1,1 +1,1 @@
-"""Runs in the driver: the training function checked, and pickled for its ranks."""
+"""Runs in the driver: checks the training function, and pickles it for its ranks."""

@@ -15,7 +15,7 @@ from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
 from horovod_tune.session.session import RANK_VARIABLE
 
-# What each launcher sets; mpirun is Open MPI's, or horovodrun --mpi.
+# What each launcher sets. Open MPI's mpirun may have been started by horovodrun --mpi.
 _LAUNCHERS = {
     "HOROVOD_SIZE": "horovodrun",
     "OMPI_COMM_WORLD_SIZE": "mpirun",
@@ -43,7 +43,7 @@ def warn_of_horovod_in_driver() -> None:
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized():
         warnings.warn(
-            "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. What is "
+            "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. Anything "
             "computed from them outside the training function (samplers, data shards, learning rates) is "
             "wrong in every rank. Move hvd.init() and all that depends on it into the function.",
             stacklevel=2,
@@ -51,7 +51,7 @@ def warn_of_horovod_in_driver() -> None:
 
 
 def refuse_horovod_of_driver(function: Any) -> None:
-    """Raise SerializationError if the function uses a `DistributedOptimizer` that the driver has made."""
+    """Raise SerializationError if the function uses a `DistributedOptimizer` made in the driver."""
     for where, value in _parts(function):
         if type(value).__module__ == "horovod.torch.optimizer":
             raise SerializationError(
@@ -62,7 +62,7 @@ def refuse_horovod_of_driver(function: Any) -> None:
 
 
 def _parts(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield the location and object of all that a function refers to, and functions of its script as well."""
+    """Yield the location and object of all that a function, and those of its script below it, refer to."""
     for where, value in parts_of(function):
         yield where, value
         is_ours = getattr(value, "__module__", None) == getattr(function, "__module__", None)

@@ -23,9 +23,9 @@ MB = 1_000_000
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle that also sends what it cannot pickle, or would look up in a script that ranks lack.
+    """cloudpickle, extended to objects that it cannot pickle, or whose script the ranks cannot import.
 
-    Modules of a class of their own (``torch.backends.cudnn``), Horovod's functions by their names
+    These are modules with their own class (``torch.backends.cudnn``), Horovod's functions, sent by name
     (``from horovod.torch import rank``), and the script's functions below `functools.lru_cache`.
     """
 
@@ -76,12 +76,11 @@ def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError
     cause = ""
     if found := find_largest(function, size, dumps):
         where, what, part_size = found
-        cause = f", {part_size / MB:.0f} MB of it its {where} of type {type_name(what)}"
+        cause = f", of which {part_size / MB:.0f} MB are its {where} of type {type_name(what)}"
     return SerializationError(
-        f"{function_name(function)} cannot be sent to its ranks: with all that it refers to it must be "
-        f"at most "
-        f"{max_bytes / MB:.1f} MB, which is what Ray takes (FUNCTION_SIZE_ERROR_THRESHOLD), got "
-        f"{size / MB:.1f} MB{cause}. Give it large objects with horovod_tune.with_parameters, or load them "
+        f"{function_name(function)} cannot be sent to its ranks: with all that it refers to it must be at "
+        f"most {max_bytes / MB:.1f} MB, Ray's limit (FUNCTION_SIZE_ERROR_THRESHOLD), got "
+        f"{size / MB:.1f} MB{cause}. Pass large objects with horovod_tune.with_parameters, or load them "
         "inside the function."
     )
 
@@ -101,9 +100,8 @@ class ShippedFunction:
     """The training function, serialised for the ranks.
 
     Pickled when Tune ships the class, not when it is made, so that what the function refers to may be
-    defined after the factory is called. It arrives as bytes: the coordinator never imports what it needs.
-
-    ``max_bytes`` is the most that can be sent; more is a SerializationError when it is pickled.
+    defined after `DistributedTrainableCreator` is called. It arrives as bytes: the coordinator never imports
+    what the function needs. Pickling it to more than ``max_bytes`` raises SerializationError.
     """
 
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
@@ -133,7 +131,7 @@ class ShippedFunction:
         return pickled
 
     def modules(self) -> list[str]:
-        """Return the modules that a rank has to import to open the function; none if a script holds it."""
+        """Return the modules that a rank imports to unpickle the function; none for a script's function."""
         name = getattr(self._function, "__module__", None)
         return [name] if name is not None and travels_by_name(name) else []
 
@@ -142,5 +140,5 @@ class ShippedFunction:
 
     @classmethod
     def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
-        # In the driver itself the original comes back, so that a later run ships its globals of then.
+        # In the driver, this is the original, so that a later run ships its globals as they are then.
         return cls._live.get(token) or cls(None, token, pickled)

@@ -13,7 +13,7 @@ from horovod_tune.function.variables import parts_of
 
 
 def unwrapped(func: Any) -> Any:
-    """Return what ``functools.partial`` wraps, however often.
+    """Return the function below any number of ``functools.partial``.
 
     >>> unwrapped(partial(partial(max, 1), 2)) is max
     True
@@ -24,7 +24,7 @@ def unwrapped(func: Any) -> Any:
 
 
 def function_name(func: Any) -> str:
-    """Return the name that a user knows ``func`` by: of the function below partial, or of an object's class.
+    """Return ``func``'s name in messages: that of the function below partial, or of an object's class.
 
     >>> function_name(partial(max, 1)), function_name(lambda config: None), function_name(Exception())
     ('max', 'lambda', 'Exception')
@@ -54,7 +54,7 @@ def check_training_function(func: Any) -> None:
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise TrainingFunctionError(
             f"func must be an ordinary function, got the coroutine function {name}; define it with def, and "
-            "call asyncio.run() in it where it needs an event loop"
+            "call asyncio.run() in it if it needs an event loop"
         )
     _refuse_tunes_parameters(inner, name)
     _refuse_tunes_resources(func, name)
@@ -62,7 +62,7 @@ def check_training_function(func: Any) -> None:
 
 
 def check_config(config: Any, where: str = "") -> None:
-    """Raise SpecError for a dict that Tune cannot write: its JSON has keys of one kind, in their order.
+    """Raise SpecError for a dict that Tune cannot write: its JSON sorts the keys, which must be of one kind.
 
     Runs in the driver, for each trial: Tune's own error would end the search without the parameter's name.
     """
@@ -81,8 +81,8 @@ def check_config(config: Any, where: str = "") -> None:
         kinds = ", ".join(sorted({type(key).__name__ for key in unfit}))
         raise SpecError(
             f"the keys of {f'parameter {where}' if where else 'config'} must all be strings or all be "
-            f"numbers, got "
-            f"{kinds} ({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
+            f"numbers, got {kinds} "
+            f"({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
         )
     for key, value in config.items():
         check_config(value, f"{where}[{key!r}]" if where else repr(key))
@@ -92,18 +92,18 @@ def _refuse_class(given: type, name: str) -> None:
     trainable = getattr(sys.modules.get("ray.tune"), "Trainable", None)
     if trainable is not None and issubclass(given, trainable):
         raise TrainingFunctionError(
-            f"func must be a function that takes config, got the class {name}, which is a Tune trainable "
-            "already; pass the training function itself, once"
+            f"func must be a function that takes config, got the class {name}, which is already a Tune "
+            "trainable; pass the training function itself"
         )
     raise TrainingFunctionError(
-        f"func must be a function that takes config, got the class {name}; where an object of it can be "
-        f"called with config, pass the object: {name}(...)"
+        f"func must be a function that takes config, got the class {name}; if its objects can be called "
+        f"with config, pass one: {name}(...)"
     )
 
 
 def _refuse_tunes_parameters(func: Any, name: str) -> None:
-    # Tune's references into the object store are made for its own pickling: a rank that fetches them waits
-    # forever, or is no Ray worker at all.
+    # Tune's references to the object store work only with its own pickling: a rank that fetches them waits
+    # forever, or is not a Ray worker.
     if any(type(part).__name__ == "_ParameterRegistry" for _, part in parts_of(func)):
         raise TrainingFunctionError(
             f"{name} was made by ray.tune.with_parameters, whose objects ranks cannot fetch; use "
@@ -112,9 +112,9 @@ def _refuse_tunes_parameters(func: Any, name: str) -> None:
 
 
 def _refuse_tunes_resources(func: Any, name: str) -> None:
-    """Refuse a function of ``tune.with_resources``: the factory's arguments set what ranks hold."""
+    """Refuse a function of ``tune.with_resources``, which would not set what the ranks hold."""
     for each in (func, unwrapped(func)):
-        resources = getattr(each, "_resources", None)  # where tune.with_resources leaves them
+        resources = getattr(each, "_resources", None)  # set by tune.with_resources
         bundles = getattr(resources, "bundles", None)
         if bundles is not None or (inspect.isroutine(each) and callable(resources)):
             asked = ", ".join(map(str, bundles)) if bundles is not None else "a function of config"
@@ -126,8 +126,8 @@ def _refuse_tunes_resources(func: Any, name: str) -> None:
 
 
 RESOURCE_ARGUMENTS = (
-    "The arguments of DistributedTrainableCreator set what a trial takes: num_hosts and num_slots (or "
-    "num_workers) how many ranks, num_cpus_per_slot the CPUs of each, use_gpu=True a GPU for each."
+    "Set what a trial takes with the arguments of DistributedTrainableCreator: num_hosts and num_slots (or "
+    "num_workers) for its ranks, num_cpus_per_slot for the CPUs of each, use_gpu=True for a GPU each."
 )
 
 

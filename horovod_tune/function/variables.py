@@ -1,7 +1,7 @@
-"""Runs in the driver: which variable of a training function cannot be pickled, or makes it too large.
+"""Runs in the driver: finds the variable of a training function that cannot be pickled, or is too large.
 
-Searched after the function has failed: cloudpickle's own error names a type and no variable. Each part is
-pickled again.
+Only after pickling has failed, since each part is pickled again. cloudpickle's own error names a type but no
+variable.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MAX_DEPTH = 8
 def unpicklable(
     what: str, value: Any, dumps: Dumps, cure: str = "Make it inside the function.", of: str = "its "
 ) -> SerializationError | None:
-    """Return the error for what cannot be pickled in ``value``, which the error calls ``what``.
+    """Return an error that names the part of ``value`` that cannot be pickled; None if there is none.
 
-    ``dumps`` is what pickles, and ``of`` precedes the location. None if ``value`` can be pickled.
+    ``what`` is the error's name for ``value``; ``of`` precedes the part's location; ``dumps`` pickles.
 
     >>> import cloudpickle, threading
     >>> print(unpicklable("config", {"model": [1, threading.Lock()]}, cloudpickle.dumps))
@@ -52,7 +52,7 @@ pickle '_thread.lock' object. Make it inside the function.
 
 
 def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int] | None:
-    """Return where in ``function`` at least half of its bytes are, what is there, and its own size.
+    """Return the location, value and size in bytes of a variable that is at least half of ``function``.
 
     None if no single variable is that large. A list or a model is named by the variable that holds it.
 
@@ -68,7 +68,7 @@ def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int]
     def large(part: Any) -> int | None:
         try:
             found = len(dumps(part))
-        except Exception:  # of something that is not pickled as such with the function
+        except Exception:  # any: pickled by itself, a part may fail
             return None
         return found if found >= size / 2 else None
 
@@ -77,19 +77,18 @@ def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int]
 
 
 def _descend(
-    value: Any, found: Finding, look: Callable[[Any], Finding | None], into: Any = object
+    value: Any, found: Finding, find: Callable[[Any], Finding | None], into: Any = object
 ) -> tuple[str, Any, Finding]:
-    """Follow the first part of ``value`` that ``look`` finds something in, and its own first part, to the
-    end.
+    """Descend into the first part of ``value`` for which ``find`` returns something, and so on.
 
     Returns:
-        where that is, the part there, and what was found in it.
+        the location of the innermost such part, the part, and what was found.
     """
     path = ""
     for _ in range(_MAX_DEPTH):
         parts = parts_of(value) if not path or isinstance(value, into) else ()
         for label, part in parts:
-            if (inner := look(part)) is not None:
+            if (inner := find(part)) is not None:
                 path += f", {label}" if path and label[0].isalpha() else label
                 value, found = part, inner
                 break
@@ -136,7 +135,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield f"global variable {name!r}", function.__globals__[name]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield f"variable {name!r} of the function around it", cell.cell_contents
+            yield f"variable {name!r} of the enclosing function", cell.cell_contents
         except ValueError:
             continue  # not bound yet
     for name, parameter in inspect.signature(function).parameters.items():
@@ -146,7 +145,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _global_names(code: CodeType) -> list[str]:
-    """Return the globals that a function's code reads, those of functions inside it included.
+    """Return the globals that a function's code reads, including those of functions inside it.
 
     >>> _global_names(compile("def f():\\n    return lambda: print(x.y)", "", "exec").co_consts[0])
     ['print', 'x']

@@ -1,8 +1,8 @@
 """`with_parameters`: large objects for the training function, put into Ray's object store once.
 
-The function travels without them. In a Horovod trial every rank gets a copy of its own; in a TPU trial the
-tensors of a host's ranks are one memory, copied page by page only where a rank writes to it, and whole again
-for the next trial.
+The function is sent without them. In a TPU trial, the ranks of a host share the memory of the tensors: a rank
+copies only the pages that it writes to, and the next trial finds the original values. In other trials, every
+rank gets its own copy.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ShippedParameters:
 
 
 def _session() -> tuple[str, str] | None:
-    """Return what identifies the connected Ray (each one counts its jobs from 1); None if there is none."""
+    """Return ids of the connected Ray cluster (each counts its jobs from 1); None if there is none."""
     import ray
 
     if not ray.is_initialized():
@@ -67,8 +67,8 @@ def _session() -> tuple[str, str] | None:
     return context.get_job_id(), context.get_node_id()
 
 
-class _Slot:
-    """Placeholder for a function's parameters: the originals in the driver, the trial's copies in a rank."""
+class _Placeholder:
+    """Stands for a function's parameters: the originals in the driver, the trial's copies in a rank."""
 
     def __init__(self, values: dict[str, Any] | None = None) -> None:
         self.shipped = ShippedParameters(values)
@@ -77,23 +77,23 @@ class _Slot:
         return self.shipped.values if self.shipped.values is not None else provided()
 
     def __reduce__(self) -> Any:
-        return _Slot, ()
+        return _Placeholder, ()
 
 
 def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[[dict[str, Any]], Any]:
     """Bind large objects (a model, a data set) to ``func(config, **parameters)``; returns ``bound(config)``.
 
-    Instead of ``ray.tune.with_parameters``, whose objects only a Ray worker can fetch: the ranks of a TPU
-    trial are none. There, the tensors of a ``parameters`` value are one memory for all ranks of a host: a
-    model made in the notebook is not copied per rank. A rank that changes a tensor changes its own pages
-    only, and the next trial finds the values that were given.
+    Replaces ``ray.tune.with_parameters``, whose objects only a Ray worker can fetch, which a rank of a TPU
+    trial is not. There, all ranks of a host share the memory of the tensors: a model made in the notebook is
+    not copied per rank. A rank that changes a tensor copies the pages that it changes, and the next trial
+    finds the original values.
 
     Args:
         func: the training function; a generator function works too.
         parameters: anything that pickles. Tensors must be on the CPU.
 
     Raises:
-        TrainingFunctionError: ``func`` cannot be called with ``config`` and these names.
+        TrainingFunctionError: ``func`` is not a function that takes ``config`` and these names.
 
     Example:
         >>> def train(config, model):
@@ -110,31 +110,31 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
             f"{function_name(func)}{inspect.signature(func)} cannot be called with (config, "
             f"{', '.join(f'{name}=...' for name in parameters)}): {error}"
         ) from None
-    slot = _Slot(parameters)
+    placeholder = _Placeholder(parameters)
 
     def bound(config: dict[str, Any]) -> Any:
-        return func(config, **slot.values())
+        return func(config, **placeholder.values())
 
     bound = wraps(func)(bound)
-    # Its own signature, not the wrapped one's.
+    # Its own signature, not that of `func`.
     bound.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     )
-    bound._slot = slot  # type: ignore[attr-defined]
+    bound._placeholder = placeholder  # type: ignore[attr-defined]
     return bound
 
 
 def parameters_of(func: Any) -> ShippedParameters | None:
     """Return what `with_parameters` bound to ``func``, also below ``functools.partial``; None if nothing."""
-    slot = getattr(unwrapped(func), "_slot", None)
-    return slot.shipped if isinstance(slot, _Slot) else None
+    placeholder = getattr(unwrapped(func), "_placeholder", None)
+    return placeholder.shipped if isinstance(placeholder, _Placeholder) else None
 
 
 def pack_values(values: dict[str, Any]) -> bytes:
-    """Return the objects as torch saves them: tensors as they lie in memory, so that a rank can map them.
+    """Return the objects as torch saves them: a rank can map the tensors into its memory.
 
     Raises:
-        TrainingFunctionError: a tensor is on another device than the CPU.
+        TrainingFunctionError: a tensor is not on the CPU.
         SerializationError: an object cannot be pickled.
     """
     import torch
@@ -177,17 +177,17 @@ def provided() -> dict[str, Any]:
     live = current()
     if live is None or live.request.parameters is None:
         raise NotInTraining(
-            "the parameters of with_parameters did not come with the function: give the function that it "
-            "returns to DistributedTrainableCreator"
+            "the parameters of with_parameters were not sent with the function: pass the function that "
+            "with_parameters returns to DistributedTrainableCreator"
         )
-    # By session, not by process: a rank that changes an object must not change that of another.
+    # Per session, not per process: a rank that changes an object must not change another rank's.
     if live.parameters is None:
         live.parameters = load_values(live.request.parameters)
     return live.parameters
 
 
 def load_values(source: Any) -> dict[str, Any]:
-    """Return what `pack_values` packed. Of a path, tensors are mapped, and shared until written."""
+    """Return what `pack_values` packed. Tensors from a path are mapped, and shared until written."""
     import torch
 
     if isinstance(source, (str, os.PathLike)):

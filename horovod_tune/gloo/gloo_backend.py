@@ -1,7 +1,4 @@
-"""Horovod's backend, as the driver (is it installed?) and the coordinator use it.
-
-In the coordinator: the launcher of a trial's ranks, their rendezvous and their environment.
-"""
+"""The backend for Horovod: its check in the driver; in the coordinator its launcher and rendezvous."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _CURE = "Run `horovod-tune install-horovod`."
 
 
 def require_installed() -> None:
-    """Raise BackendMissing if no rank could start, with the cure; Horovod is not imported for that."""
+    """Raise BackendMissing, with the cure, if Horovod is missing or unsuitable; does not import it."""
     package = importlib.util.find_spec("horovod")
     if package is None or not package.submodule_search_locations:
         raise BackendMissing(f"Horovod is not installed. {_CURE}")
@@ -51,7 +48,7 @@ def _mentions(library: Path, mark: bytes) -> bool:
 
 
 def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLauncher:
-    """Return what starts the ranks of a trial with Horovod."""
+    """Return the launcher of a trial with Horovod."""
     return ActorLauncher(
         spec,
         placement_group,
@@ -99,10 +96,10 @@ def horovod_environment(
     gloo_timeout_s: float,
     stall_timeout_s: float,
 ) -> dict[str, str]:
-    """Return what Horovod 0.28 reads from the environment at ``hvd.init()``.
+    """Return the environment variables that Horovod 0.28 reads at ``hvd.init()``.
 
     ``host_key`` names the host in keys of the rendezvous. ``rendezvous`` is ``address:port/secret``: Horovod
-    puts it between ``http://`` and ``:port/scope/key``, so the secret becomes the head of every path.
+    puts it between ``http://`` and ``:port/scope/key``, so every path begins with the secret.
     """
     return {
         "HOROVOD_RANK": str(rank_info.rank),
@@ -118,7 +115,7 @@ def horovod_environment(
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
         "HOROVOD_GLOO_IFACE": interface,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(gloo_timeout_s))),
-        # The inspector shuts down at its warning time at the earliest, so that has to come first.
+        # The stall inspector shuts down no earlier than it warns, so the warning has to come first.
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, min(60, round(stall_timeout_s / 2)))),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, round(stall_timeout_s))),
     }

@@ -25,7 +25,7 @@ from horovod_tune.session.committed_state import States
 
 logger = logging.getLogger(__name__)
 
-# The most bytes of one broadcast: Horovod has sizes of 32 bits in places.
+# Maximum bytes of one broadcast: some of Horovod's sizes have 32 bits.
 PIECE_BYTES = 1 << 28
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
 # Where each of them keeps what was committed.
@@ -57,11 +57,11 @@ class Notifications(States):
 
     @property
     def exist(self) -> bool:
-        """Return True if `hvd.elastic.run` has a state, which it has kept once before the function began."""
+        """True if `hvd.elastic.run` has a state, which it saves before it calls the function."""
         return bool(self._listeners)
 
     def dump(self) -> Any:
-        """Return what the state has committed last; None if there is no state."""
+        """Return the state's last commit; None if there is no state."""
         return _dump(self._listeners[-1]) if self._listeners else None
 
     def load_later(self, dumped: Any) -> None:
@@ -97,7 +97,7 @@ def _load(state: Any, dumped: dict[str, Any]) -> None:
 
 
 def install() -> None:
-    """Replace Horovod's notifications and reset by ours; once per process, when Horovod is imported."""
+    """Replace Horovod's notifications and reset with ours; once per process, when Horovod is imported."""
     import horovod.common.elastic
     import horovod.torch.elastic
     import horovod.torch.elastic.state as states
@@ -110,7 +110,7 @@ def install() -> None:
 
 
 def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Make `restore` return to what was synchronised.
+    """Wrap a handler's ``sync``, so that its `restore` returns to what was synchronised.
 
     Horovod's handlers broadcast rank 0's state and keep their own as the last commit: a rank that joined, and
     is rank 0 after the next loss, would continue with its initial weights.
@@ -125,10 +125,10 @@ def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def reset() -> None:
-    """Leave this rank's world and take its place in the next one.
+    """Leave this rank's world and enter the next one.
 
     Raises:
-        HorovodInternalError: the trial is not elastic.
+        HorovodInternalError: the trial is not elastic, or none is running.
     """
     import horovod.torch as hvd
     from horovod.common.exceptions import HorovodInternalError
@@ -177,7 +177,7 @@ class Collectives:
     def broadcast(self, state: Any, root: int) -> Any:
         """Return rank ``root``'s ``state``, as `hvd.broadcast_object` does.
 
-        Horovod's makes a tensor of the bytes one by one, 0.2 s per megabyte, and its size overflows at 2 GiB.
+        Horovod's own copies the bytes one by one, 0.2 s per megabyte, and its size overflows at 2 GiB.
         """
         import horovod.torch as hvd
         import torch

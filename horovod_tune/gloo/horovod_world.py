@@ -5,7 +5,7 @@ Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `_handle_
 `horovod.torch.mpi_ops`, and what the library writes to stderr.
 
 A world that a trial leaves intact is kept for the next one, so that its ``hvd.init()`` costs two collectives
-of some bytes. The trial sees no difference: until it calls ``hvd.init()`` a kept world behaves as if it were
+of a few bytes. A trial cannot detect this: until it calls ``hvd.init()`` a kept world behaves as if it were
 not initialised, and afterwards as a world that was made with the environment of that moment.
 """
 
@@ -54,7 +54,7 @@ class HorovodWorld(RankBackend):
         self._shutdown_lock = threading.Lock()
 
     def load(self) -> None:
-        """Import torch and Horovod, which takes a second, and wrap what would show a kept world."""
+        """Import torch and Horovod, which takes a second, and wrap what would reveal a kept world."""
         with self._lock:
             if self._basics is not None:
                 return
@@ -85,7 +85,7 @@ class HorovodWorld(RankBackend):
                 world._kept = False
                 fits = comm is None and not process_sets
                 if world._all_agree(fits):
-                    world._cache_facts(basics)
+                    world._cache_ranks(basics)
                     return None
                 world._shut_down()  # the kept world is not the requested one
             world._has_process_sets = bool(process_sets)
@@ -94,7 +94,7 @@ class HorovodWorld(RankBackend):
             with world._sockets.forming(), world._sockets.recording():
                 try:
                     real_init(basics, comm, process_sets)
-                    world._cache_facts(basics)
+                    world._cache_ranks(basics)
                 except Exception:
                     # Until it is shut down, Horovod remembers the failure and does not try again.
                     real_shutdown(basics)
@@ -114,10 +114,10 @@ class HorovodWorld(RankBackend):
         basics_class.shutdown = shutdown
         self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
         for name in _RANK_METHODS + _PROCESS_SET_METHODS:
-            setattr(basics_class, name, self._guarded_fact(name, getattr(basics_class, name)))
+            setattr(basics_class, name, self._guarded_getter(name, getattr(basics_class, name)))
 
     def _check_settings(self) -> None:
-        """Refuse a world with other settings than this process's first: Horovod mixes both and crashes."""
+        """Raise ValueError if settings differ from the first world's: Horovod would mix both and crash."""
         settings = horovod_settings()
         if self._settings is None:
             self._settings = settings
@@ -128,7 +128,7 @@ class HorovodWorld(RankBackend):
                 "some of its variables once per process: a world with other values needs new processes"
             )
 
-    def _cache_facts(self, basics: Any) -> None:
+    def _cache_ranks(self, basics: Any) -> None:
         """Cache rank and size, so that they remain readable after the world is aborted."""
         try:
             known = {(name,): getattr(basics, name)() for name in _RANK_METHODS}
@@ -138,7 +138,7 @@ class HorovodWorld(RankBackend):
                 "Horovod initialization failed: the world was shut down as soon as it had formed"
             ) from None
 
-    def _guarded_fact(self, name: str, real: Any) -> Any:
+    def _guarded_getter(self, name: str, real: Any) -> Any:
         """Return a replacement for the method ``name`` that returns the cached value in an aborted world.
 
         Horovod's `broadcast_object` and the restore of an `ElasticSampler` read rank and size then; the next
@@ -146,7 +146,7 @@ class HorovodWorld(RankBackend):
         """
 
         @functools.wraps(real)
-        def fact(basics: Any, *arguments: Any) -> Any:
+        def getter(basics: Any, *arguments: Any) -> Any:
             if self._hides(basics):
                 raise ValueError(_CLOSED_MESSAGE)
             try:
@@ -157,7 +157,7 @@ class HorovodWorld(RankBackend):
                     raise
                 return self._cached[known]
 
-        return fact
+        return getter
 
     def _hides(self, basics: Any) -> bool:
         return self._kept and basics is self._basics
@@ -168,16 +168,16 @@ class HorovodWorld(RankBackend):
         return self._basics is not None and bool(self._real_initialized(self._basics))
 
     def awaited_ranks(self, output: OutputReader) -> dict[int, str]:
-        """Return the ranks that the stall inspector has called missing, with what waits for them."""
+        """Return the ranks that the stall inspector has reported missing, with the collectives that wait."""
         awaited = output.awaited_ranks()
         # In a smaller process set, Horovod's message has the ranks' numbers within the set.
         return awaited if awaited and self._has_only_the_global_set else {}
 
     @property
     def _has_only_the_global_set(self) -> bool:
-        """True if all collectives of the latest world are of all its ranks.
+        """True if every collective of the latest world is one of all its ranks.
 
-        Horovod adds sets after `hvd.init()` only where a variable allows it.
+        Horovod adds sets after `hvd.init()` only if a variable allows it.
         """
         allowed = dict(self._settings or ()).get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
         return not self._has_process_sets and allowed == "0"
@@ -185,7 +185,7 @@ class HorovodWorld(RankBackend):
     def has_entered(self) -> bool:
         """Return True if the training function has called ``hvd.init()``, and not ``hvd.shutdown()`` since.
 
-        A world that it entered counts even if that world broke.
+        A world that has broken since still counts.
         """
         return self._init_was_called
 
@@ -196,7 +196,7 @@ class HorovodWorld(RankBackend):
         if not is_collective_error(error):
             return FailureKind.RAISED, "", {}
         if is_call_before_init(error) and not self.has_entered():
-            # The function's own mistake: called again in another world, it would make it again.
+            # The function's own mistake, which it would repeat in another world.
             return FailureKind.RAISED, "", {}
         stalled = output.stall_report()
         if "Will shutdown" in stalled:
@@ -206,7 +206,7 @@ class HorovodWorld(RankBackend):
         return FailureKind.DISCONNECTED, advice and f"\n{advice}\n", {}
 
     def world_error(self, text: str) -> BaseException:
-        """Return Horovod's own error of a broken world, which `hvd.elastic.run` and functions expect."""
+        """Return Horovod's own error for a broken world, which `hvd.elastic.run` and functions expect."""
         from horovod.common.exceptions import HorovodInternalError
 
         return HorovodInternalError(text)
@@ -230,7 +230,7 @@ class HorovodWorld(RankBackend):
         self.close()
 
     def _shut_down(self) -> None:
-        # The training function and `close` may come here at once; Horovod joins its thread without a lock.
+        # The training function and `close` may call this concurrently; Horovod itself takes no lock.
         with self._shutdown_lock:
             if self.is_up:
                 self._real_shutdown(self._basics)
@@ -262,7 +262,7 @@ class HorovodWorld(RankBackend):
         """Keep the world for the next trial if it is sound; every rank of it has to call this.
 
         Returns:
-            the problems with it; none if it was kept, or if there is none: hvd.init() then makes a world.
+            its problems; none if it was kept, or if no world exists: hvd.init() then makes one.
         """
         self._forget()
         if not self.is_up:
@@ -277,7 +277,7 @@ class HorovodWorld(RankBackend):
         except ValueError:
             process_sets = set()  # another rank has shut down, which ends the world for all of them
         if process_sets != {0}:
-            self.close()  # all ranks have the same process sets, so that all of them come here
+            self.close()  # all ranks have the same process sets, so all of them get here
             return []
         try:
             handle = mpi_ops.allreduce_async(torch.zeros(1), name=_PROBE_NAME)
@@ -294,7 +294,7 @@ class HorovodWorld(RankBackend):
 
 
 def is_call_before_init(error: BaseException) -> bool:
-    """Return True if Horovod raised because it has no world: never made, shut down or broken off."""
+    """Return True if Horovod raised because it has no world: never made, shut down or broken."""
     return _CLOSED_MESSAGE in str(error)
 
 
@@ -304,5 +304,5 @@ def is_collective_error(error: BaseException) -> bool:
         kinds = (internal.HorovodInternalError, internal.HostsUpdatedInterrupt)
         if any(isinstance(each, kinds) for each in exception_chain(error)):
             return True
-    # hvd.init() that cannot reach the others raises a plain ValueError.
+    # If it cannot reach the others, hvd.init() raises a plain ValueError.
     return isinstance(error, ValueError) and "Horovod initialization failed" in str(error)

@@ -1,11 +1,11 @@
-"""The rendezvous of a world: the key-value server that Horovod's Gloo ranks find each other through.
+"""The rendezvous of a world: the key-value server through which Horovod's Gloo ranks find each other.
 
 Runs in the coordinator, in one thread. It responds to the requests of Horovod 0.28's `http_store.cc`: one
 request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has connected. It differs from
 Horovod's own server in four ways: a GET for a missing key is held until the key is there (the stock client
-otherwise repeats it every 10 ms), the listen backlog takes a whole world at once (the stock one of 5
-makes clients try again after seconds), every path starts with a secret that only this trial's ranks
-were given, and ``gathered.RANK.SIZE`` returns what the other ranks have put for RANK in one answer. Each Gloo
+otherwise repeats it every 10 ms), the listen backlog holds a whole world's connections (with the stock
+one of 5, clients retry after seconds), every path starts with a secret that only this trial's ranks were
+given, and ``gathered.RANK.SIZE`` returns in one response what the other ranks have put for RANK. Each Gloo
 context thus needs three requests per rank with Horovod as `horovod-tune install-horovod` builds it; other
 builds make several for each pair of ranks. Bodies are opaque bytes; nothing is ever unpickled.
 
@@ -29,14 +29,14 @@ from typing import Any
 
 # How long a GET is held; the client repeats it after a 404, so this only bounds the cost of a held socket.
 HOLD_TIMEOUT_S = 5.0
-# How long a connection may take to send its request, and a peer to read its answer.
+# How long a connection may take to send its request, and a peer to read its response.
 REQUEST_TIMEOUT_S = 5.0
 RESPONSE_TIMEOUT_S = 30.0
 MAX_REQUEST_BYTES = 4 << 20
-# At most so many connections that have not shown the secret; one more closes the oldest. That is no rank's:
+# At most this many connections have not sent the secret; one more closes the oldest, which is never a rank's:
 # a rank sends its request as soon as it connects. Linux gives a process 1,024 file descriptors by default.
 MAX_UNAUTHENTICATED = 512
-# How long nothing is accepted when the process has no file descriptor for another connection.
+# How long to accept nothing when the process has no file descriptor for another connection.
 NO_FILES_S = 0.01
 BACKLOG = 4096
 CLOSE_TIMEOUT_S = 5.0
@@ -79,8 +79,8 @@ class Rendezvous:
     """A running rendezvous; `close()` ends it, and so does the end of its process.
 
     Args:
-        host: the address to listen on: the loopback where all ranks share a host, else the address that the
-            other hosts use for this one.
+        host: the address to listen on: the loopback if all ranks share a host, otherwise the address that
+            the other hosts use for this one.
     """
 
     def __init__(self, host: str) -> None:
@@ -88,13 +88,13 @@ class Rendezvous:
         # By scope and key: set when the key is there. By scope and size: set when that many ranks have put
         # their addresses.
         self._arrivals: dict[tuple[str, str | int], asyncio.Event] = {}
-        # The connections that have not shown the secret, the oldest first.
+        # The connections that have not sent the secret, the oldest first.
         self._unauthenticated: dict[asyncio.StreamWriter, None] = {}
         self._secret = secrets.token_urlsafe(24)
         self._end: Future[None] = Future()
         self._listener = socket.create_server((host, 0), backlog=BACKLOG)
         self._listener.setblocking(False)
-        # What HOROVOD_GLOO_RENDEZVOUS_ADDR has to be: address, port, and the secret that heads each path.
+        # The value of HOROVOD_GLOO_RENDEZVOUS_ADDR: address, port, and the secret that begins each path.
         self.address = f"{host}:{self._listener.getsockname()[1]}/{self._secret}"
         self._serves: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="horovod-tune-rendezvous", daemon=True)
@@ -148,7 +148,7 @@ class Rendezvous:
             oldest.transport.abort()
 
     async def _handle(self, client: socket.socket) -> None:
-        """Answer one request; close a connection unanswered if it sends garbage or lacks the secret."""
+        """Respond to one request, or close the connection if it sends garbage or lacks the secret."""
         reader, writer = await asyncio.open_connection(sock=client)
         self._unauthenticated[writer] = None
         if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
@@ -187,15 +187,14 @@ class Rendezvous:
                 length = value.strip()
         # Python refuses to read numbers of thousands of digits.
         if not header or not length.isdigit() or len(length) > 20 or int(length) > MAX_REQUEST_BYTES:
-            raise ValueError(f"not a length of a request: {length!r:.40}")
+            raise ValueError(f"invalid Content-Length: {length!r:.40}")
         return method.decode(), path.decode(), await reader.readexactly(int(length))
 
     async def answer(self, method: str, path: str, body: bytes) -> bytes | None:
-        """Return the answer to an authenticated request, None for a key that does not arrive in
-        `HOLD_TIMEOUT_S`.
+        """Return the response to an authenticated request; None if a key does not arrive in `HOLD_TIMEOUT_S`.
 
         Raises:
-            ValueError: Horovod's ranks do not send this.
+            ValueError: the request is not one that Horovod's ranks send.
         """
         name, _, key = path.rpartition("/")
         scope = self._scopes.setdefault(name, _Scope())

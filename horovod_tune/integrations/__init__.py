@@ -1,1 +1,1 @@
-"""Other libraries' training loops in a trial: each module imports its library when it is imported."""
+"""Other libraries' training loops in a trial. Each module here imports its library."""

@@ -24,14 +24,14 @@ PREFIX = "eval_"
 
 
 class TuneReporterCallback(TrainerCallback):
-    """Reports to Tune at each evaluation: the newest evaluation in ``state.log_history``, of rank 0.
+    """Reports rank 0's newest evaluation in ``state.log_history`` to Tune, at each evaluation.
 
-    Works in Horovod trials, in TPU trials and where Accelerate joins a trial's ranks; give it to the Trainer
+    Works in Horovod trials, in TPU trials and if Accelerate joins a trial's ranks; give it to the Trainer
     of every rank, since every rank waits at a report until Tune has decided. A trial that a scheduler stops
-    ends in its evaluation. In a Horovod trial the Trainer has to go through `distribute` first; the callback
-    raises `NotSynchronised` if it has not. In a script that `accelerate launch` runs without Tune there is
-    nothing to report to: the callback logs that once and does nothing. In a process that a trial's
-    training function has launched, it raises `NotInTraining`, as `report()` does there.
+    ends in its evaluation. In a Horovod trial, pass the Trainer to `distribute` first, or the callback
+    raises `NotSynchronised`. In a script that `accelerate launch` runs without Tune there is nothing to
+    report to: the callback logs that once and does nothing. In a process that a trial's training function
+    has launched, it raises `NotInTraining`, as `report()` does there.
 
     Args:
         checkpoint: if True, the Trainer saves at each evaluation, and the checkpoint goes to the trial's
@@ -48,7 +48,7 @@ class TuneReporterCallback(TrainerCallback):
     def __init__(self, *, checkpoint: bool = False) -> None:
         self._checkpoint = checkpoint
         self._waiting: dict[str, Any] | None = None
-        self._said = False
+        self._has_logged = False
 
     def on_train_begin(
         self,
@@ -58,17 +58,16 @@ class TuneReporterCallback(TrainerCallback):
         optimizer: Any = None,
         **_: Any,
     ) -> None:
-        """Refuse ranks that would train by themselves."""
+        """Raise NotSynchronised if every rank would train a model of its own."""
         live = session.current()
         if live is None or not _trains_by_itself(live, args) or hasattr(args, _MARK):
             return
-        # Horovod's own way; Accelerate wraps what the Trainer was given.
+        # A `hvd.DistributedOptimizer`, which Accelerate may have wrapped.
         if hasattr(getattr(optimizer, "optimizer", optimizer), "skip_synchronize"):
             return
         raise NotSynchronised(
-            f"this Trainer would train each of the {live.rank_info.size} ranks by itself, on all of the "
-            f"data, and "
-            "their models would drift apart. Before trainer.train() write:\n"
+            f"with this Trainer, each of the {live.rank_info.size} ranks would train by itself, on all of "
+            "the data, and their models would drift apart. Before trainer.train() write:\n"
             "    from horovod_tune.integrations.transformers import distribute\n"
             "    trainer = distribute(trainer)"
         )
@@ -80,13 +79,13 @@ class TuneReporterCallback(TrainerCallback):
         live = session.current()
         if live is None:
             refuse_in_child_process("TuneReporterCallback")
-            if not self._said:
-                logger.info("no trial runs this training: TuneReporterCallback reports nothing")
-                self._said = True
+            if not self._has_logged:
+                logger.info("this training runs outside a trial: TuneReporterCallback reports nothing")
+                self._has_logged = True
             return control
         metrics = newest_evaluation(state.log_history)
-        # Horovod's ranks are each a world of its own to the Trainer: one that saves is enough, and they may
-        # share a directory.
+        # To the Trainer, each of Horovod's ranks is a world of its own: it is enough that one saves, and they
+        # may share a directory.
         saves = self._checkpoint and (live.rank_info.rank == 0 or args.world_size > 1)
         if not saves:
             live.report(metrics)
@@ -105,7 +104,7 @@ class TuneReporterCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Report an evaluation after which the Trainer did not save: one that was called by hand."""
+        """Report an evaluation that was called by hand, after which the Trainer did not save."""
         self._report_waiting(None)
 
     def _report_waiting(self, directory: str | None) -> None:
@@ -113,16 +112,16 @@ class TuneReporterCallback(TrainerCallback):
         if live is None or metrics is None:
             return
         self._waiting = None
-        # Ranks other than 0 need not have a checkpoint: where Accelerate joins them, the first one saves.
+        # Ranks other than 0 need not have a checkpoint: if Accelerate joins them, the first one saves.
         live.report(metrics, directory if live.rank_info.rank == 0 else None)
 
 
-# An attribute of the arguments of a Trainer that `distribute` was given.
+# The attribute that `distribute` sets on a Trainer's arguments.
 _MARK = "_distributed_by_horovod_tune"
 
 
 def _trains_by_itself(live: session.Session, args: TrainingArguments) -> bool:
-    """Return True if each rank's Trainer takes itself for the only one: on Horovod's, without Accelerate."""
+    """Return True if each rank's Trainer would train alone: on Horovod's ranks, without Accelerate."""
     return live.committed is not None and live.rank_info.size > 1 and args.world_size == 1
 
 
@@ -135,7 +134,7 @@ def distribute(trainer: Trainer) -> Trainer:
     Elsewhere (a TPU trial, ranks that Accelerate joins, no trial) the Trainer is left as it is.
 
     Raises:
-        TypeError: ``train_dataset`` has no length, so that its shares could differ in their number of steps.
+        TypeError: ``train_dataset`` has no length, so its shares could differ in their number of steps.
     """
     live = session.current()
     if live is None or not _trains_by_itself(live, trainer.args):
@@ -164,7 +163,7 @@ def distribute(trainer: Trainer) -> Trainer:
 
 
 class _BroadcastWeights(TrainerCallback):
-    """Broadcasts rank 0's weights when they have been made, or loaded from a checkpoint."""
+    """Broadcasts rank 0's weights once they are initialised, or loaded from a checkpoint."""
 
     def on_train_begin(
         self,
@@ -180,7 +179,7 @@ class _BroadcastWeights(TrainerCallback):
 
 
 def share_of(dataset: Any, rank: int, size: int) -> Any:
-    """Return a rank's share of a data set with a length; the last ones are filled up from the beginning.
+    """Return a rank's share of a data set with a length; short shares are filled up from its beginning.
 
     >>> list(share_of([0, 1, 2, 3, 4], 1, 2))
     [1, 3, 0]
@@ -189,11 +188,11 @@ def share_of(dataset: Any, rank: int, size: int) -> Any:
         length = len(dataset)
     except TypeError:
         raise TypeError(
-            f"distribute() needs a train_dataset with a length, to give every rank as many steps, got "
-            f"{type(dataset).__name__}"
+            f"distribute() needs a train_dataset with a length, so that all ranks take equally many "
+            f"steps, got {type(dataset).__name__}"
         ) from None
     indices = [index % length for index in range(rank, -(-length // size) * size, size)]
-    if hasattr(dataset, "select"):  # of the library datasets: it stays one
+    if hasattr(dataset, "select"):  # of the library `datasets`: it stays one
         return dataset.select(indices)
     from torch.utils.data import Subset
 
@@ -203,7 +202,7 @@ def share_of(dataset: Any, rank: int, size: int) -> Any:
 def _average_gradients(model: Any) -> None:
     """Average the gradients over the ranks, in place.
 
-    Also those that an earlier batch of the same step has left are averages already, and stay so.
+    Gradients left by an earlier batch of the same step are averages already, and stay so.
     """
     import horovod.torch as hvd
     import torch

@@ -21,7 +21,7 @@ def advice_on(error: BaseException) -> str:
             )
         return (
             f"\nThe training function called sys.exit({error.code!r}), so the trial counts as failed. "
-            "To end one early, return from the function.\n"
+            "To end a trial early, return from the function.\n"
         )
     for each in exception_chain(error):
         if isinstance(each, FileNotFoundError):
@@ -67,7 +67,7 @@ def _advice_on_missing_file(error: FileNotFoundError) -> str:
         text += f"; the file is in {start}"
     return (
         f"{text}. Use an absolute path: in the function, os.path.join(os.environ['TUNE_ORIG_WORKING_DIR'], "
-        f"{path!r}), or os.path.abspath({path!r}) worked out before the search and passed in config. With "
+        f"{path!r}), or os.path.abspath({path!r}) computed before the search and passed in config. With "
         "the environment variable RAY_CHDIR_TO_TRIAL_DIR=0 ranks stay where Ray started them.\n"
     )
 

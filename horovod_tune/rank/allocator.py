@@ -1,8 +1,8 @@
 """Keeps the memory that a training step frees in the rank, for the next step.
 
-glibc gives memory at the end of a heap back to the kernel as soon as it is free, and large blocks at once. A
-training step frees all that it took, so that, depending on the heap's layout, up to a thousand pages a step
-are returned, requested again and filled with zeros by the kernel: a fifth of a small network's time.
+glibc returns free memory at the end of a heap, and freed large blocks, to the kernel immediately. A training
+step frees all that it took, so that, depending on the heap's layout, up to a thousand pages per step are
+returned, requested again and filled with zeros by the kernel: a fifth of a small network's time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 
 # In bytes, by environment variable.
 SETTINGS = {
-    # What is free at the end of a heap stays.
+    # Free memory at the end of a heap is kept up to this size.
     "MALLOC_TRIM_THRESHOLD_": 256 << 20,
-    # As large as the heap of a thread, so that empty heaps stay too. It uses no memory until it is touched.
+    # As large as the heap of a thread, so that empty heaps are kept too. Untouched, it uses no memory.
     "MALLOC_TOP_PAD_": 64 << 20,
-    # The most that glibc takes. Larger blocks come from the kernel and go back to it.
+    # The largest value that glibc accepts. Larger blocks come from the kernel and go back to it.
     "MALLOC_MMAP_THRESHOLD_": 32 << 20,
 }
 
-# glibc's numbers of the same settings in a process that runs.
+# The same settings as parameters of glibc's `mallopt`.
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}
 
 
 def keep_freed_memory() -> bool:
-    """Set this process's allocator; return False if it is not glibc's, or the user has set it."""
+    """Configure this process's allocator; return False if it is not glibc's or the user has configured it."""
     mallopt = _of_libc("mallopt")
     if mallopt is None or is_set_by_user(os.environ):
         return False
@@ -35,7 +35,7 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Return free memory to the kernel between two trials; up to 64 MB a heap stay for the next one."""
+    """Return free memory to the kernel between two trials; up to 64 MB per heap stay for the next one."""
     trim = _of_libc("malloc_trim")
     if trim is not None:
         trim(0)

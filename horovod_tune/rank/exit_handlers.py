@@ -1,7 +1,7 @@
 """Runs in each rank: the trial's `atexit` handlers, called when its training function has ended.
 
-A rank's process outlives its trials, and Ray ends it with SIGKILL, so handlers given to Python would run
-after other trials or never: trackers, writers and temporary directories rely on them.
+A rank's process outlives its trials, and Ray ends it with SIGKILL, so handlers registered with Python
+would run after other trials or never. Trackers, writers and temporary directories rely on them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from horovod_tune.session import session
 from horovod_tune.session.session import Session
 
 _real_register, _real_unregister = atexit.register, atexit.unregister
-# Top-level packages that were there before the first trial. They outlive every trial, so their handlers
+# Top-level packages that were loaded before the first trial. They outlive every trial, so their handlers
 # belong to the process: Horovod's shutdown, the clean-up of multiprocessing.
 _lasting: frozenset[str] = frozenset()
 
 
 def install() -> None:
-    """Make `atexit.register` add to the calling trial; before every trial, since the reset undoes it."""
+    """Make `atexit.register` add to the calling trial; needed before each, since the reset undoes it."""
     global _lasting
     if atexit.register is not _real_register:
         return
@@ -56,7 +56,7 @@ def install() -> None:
 def _is_of_the_process(caller: FrameType) -> bool:
     """Return True if a library registers a handler that must run once, when the process ends."""
     package = caller.f_globals.get("__name__", "").partition(".")[0]
-    # At its import, a library with extension modules registers what ends all of it: pyarrow its S3 client.
+    # A library with extension modules registers its own shutdown at import: pyarrow that of its S3 client.
     return package in _lasting or (caller.f_code.co_name == "<module>" and has_extension(package))
 
 
@@ -74,7 +74,7 @@ def run_handlers(of: Session) -> None:
 def end_process() -> None:
     """Run what Python runs when a process exits, in a process that is about to be killed.
 
-    Ray's own handler is left out: it would take the connection from the actor that this runs in.
+    Ray's own handler is left out: it would close the connection of the actor that runs this.
     """
     for live in session.active():
         run_handlers(live)

@@ -25,7 +25,7 @@ def unusable_streams() -> list[str]:
 
 
 def is_usable(stream: Any) -> bool:
-    """Return True if a stream is there and open.
+    """Return True if a stream exists and is open.
 
     >>> import io
     >>> text = io.TextIOWrapper(io.BytesIO())
@@ -34,7 +34,7 @@ def is_usable(stream: Any) -> bool:
     (True, False, False)
     """
     try:
-        # An object of the function's own may have no such attribute.
+        # The function may have installed an object without this attribute.
         return stream is not None and not getattr(stream, "closed", False)
     except ValueError:  # its buffer was detached
         return False

@@ -29,7 +29,7 @@ _CAUSED_BY_OTHERS = (FailureKind.DISCONNECTED, FailureKind.STALLED)
 EXIT_HANDLERS_TIMEOUT_S = 30.0
 # The same if it failed: other ranks that lose contact meanwhile would be reported as the cause.
 FAILED_EXIT_HANDLERS_TIMEOUT_S = 1.0
-# The most frames of a hung function's stack in the error, the innermost ones.
+# How many frames of a hung function's stack the error shows: the innermost ones.
 STACK_FRAMES = 50
 
 
@@ -73,7 +73,7 @@ class Training:
         self.thread.start()
 
     def stack(self) -> str:
-        """Return the training function's current stack as text; empty if it does not run."""
+        """Return the training function's current stack as text; empty if it is not running."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         lines = traceback.extract_stack(frame) if frame is not None else []
         ours = [number for number, line in enumerate(lines) if line.filename == __file__]
@@ -94,7 +94,7 @@ class Training:
         except StopTraining:
             ending = Finished(self.session.rank_info.rank, has_returned=False)
         except BaseException as error:
-            # The coordinator raises it. That includes SystemExit: the function has not finished.
+            # The coordinator raises it. SystemExit too: the function has not finished.
             kind, text = FailureKind.RAISED, _own_traceback(error)
             with contextlib.suppress(Exception):  # the user's error may raise in its __str__
                 kind, more = self._describe_failure(error)
@@ -120,7 +120,7 @@ class Training:
         send_ending()
 
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
-        """Call the training function; in an elastic trial, again whenever its world has changed."""
+        """Call the training function; in an elastic trial, call it again whenever its world has changed."""
         while True:
             left_with = stalled = ""
             try:

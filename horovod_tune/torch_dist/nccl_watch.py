@@ -1,7 +1,7 @@
 """Runs in each rank with a GPU: ends waits for collectives of NCCL that cannot complete.
 
 If another rank dies or never enters a collective, this one would wait for its GPU until torch's watchdog
-kills the process, a minute later. Instead, the groups are aborted at once. That ends the wait without an
+kills the process, a minute later. Instead, the groups are aborted immediately. That ends the wait without an
 error: the function continues with invalid data up to its next collective, report or commit, which raises.
 
 Checked against torch 2.11 and NCCL 2.28: `get_error` of ProcessGroupNCCL, which torch 2.7 and later have.
@@ -34,7 +34,7 @@ class NcclWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watch; afterwards it aborts no group."""
+        """End the watch, so that ``on_failure`` is not called any more."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)

@@ -53,8 +53,8 @@ class ProcessGroups:
 
     Args:
         backend: of the default group, as for `init_process_group`.
-        timeout: that of its collectives.
-        connect_timeout: how long making it may take.
+        timeout: that of the default group's collectives.
+        connect_timeout: how long making the default group may take.
     """
 
     def __init__(self, backend: str, timeout: timedelta, connect_timeout: timedelta) -> None:
@@ -94,7 +94,7 @@ class ProcessGroups:
     def _recorded(self, real: Any) -> Any:
         @functools.wraps(real)
         def new_group(*args: Any, **kwargs: Any) -> Any:
-            # Without the store's, which other ranks may still use when this one has ended.
+            # Without the store's socket: other ranks may still use the store when this one has ended.
             with self.sockets.recording(except_port=self.store.port if self.store else None):
                 made = real(*args, **kwargs)
             if isinstance(made, tuple):  # this rank is a member of the group
@@ -159,7 +159,7 @@ class ProcessGroups:
             # Once only, and not after a group was destroyed: NCCL would free its memory twice.
             groups, self.are_aborted = [] if self.are_aborted else self.all(), True
             for group in groups:
-                with contextlib.suppress(RuntimeError, AttributeError):  # older releases have none
+                with contextlib.suppress(RuntimeError, AttributeError):  # older releases have no abort()
                     group.abort()
 
     def end(self) -> None:

@@ -40,10 +40,7 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
 
 
 class StoreRendezvous(WorldRendezvous):
-    """A TCPStore in rank 0's process, with which it ends.
-
-    Not in the coordinator, which is on the same host but does not import torch.
-    """
+    """A TCPStore in rank 0's process, with which it ends. The coordinator does not import torch."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""Runs in each rank: the worlds of torch.distributed, and which ranks are the cause of a failure.
+"""Runs in each rank: the worlds of torch.distributed, and which ranks caused a failure.
 
 Checked against torch 2.13: the texts of Gloo's and TCPStore's errors.
 """
@@ -31,7 +31,7 @@ _PLAIN_ERRORS = (
     *("gloo/transport/", "connectFullMesh failed"),
     *("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset"),
 )
-# The texts of timeouts. A DataLoader's timeout has one too, hence `_is_of_torch`.
+# The texts of timeouts. A DataLoader's timeout also has one of them, hence `_is_of_torch`.
 _TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
 
 
@@ -78,7 +78,7 @@ class TorchWorld(RankBackend):
     Args:
         stall_timeout_s: the timeout of collectives in the default group.
         connect_timeout_s: how long making that group may take.
-        use_gpu: True if the group has NCCL besides Gloo.
+        use_gpu: True if the group has NCCL in addition to Gloo.
     """
 
     def __init__(self, stall_timeout_s: float, connect_timeout_s: float, use_gpu: bool) -> None:
@@ -95,7 +95,7 @@ class TorchWorld(RankBackend):
     def load(self) -> None:
         """Import torch, and wrap its `init_process_group`."""
         self._groups.install()
-        # Without the watch, torch's own watchdog ends the process. Releases before 2.7 lack what it reads.
+        # Without the watch, torch's own watchdog ends the process. Releases before 2.7 lack `get_error`.
         nccl = getattr(self._groups.dist.distributed_c10d, "ProcessGroupNCCL", None)
         self._is_watched = self._use_gpu and hasattr(nccl, "get_error")
         if self._is_watched:
@@ -129,7 +129,7 @@ class TorchWorld(RankBackend):
                 store.connect(self._connect_timeout)
                 store.publish("arrived")
                 self._groups.make_default(store)
-                # Otherwise a rank whose function returns at once would leave while others still connect.
+                # Otherwise a rank whose function returns immediately would leave while others still connect.
                 store.wait_for_others(self._timeout)
         except RuntimeError as error:
             missing = ", ".join(map(str, store.ranks("arrived", published=False)))
@@ -142,7 +142,7 @@ class TorchWorld(RankBackend):
             self._watch = nccl_watch.NcclWatch(self._groups.all, fail)
 
     def _handle_failure_on_gpu(self, live: Session, store: WorldStore, has_timed_out: bool) -> None:
-        """Break the world, in which a collective cannot complete."""
+        """Break the world: a collective in it cannot complete."""
         self._has_timed_out = has_timed_out
         if has_timed_out:
             store.publish("timed out")
@@ -166,7 +166,7 @@ class TorchWorld(RankBackend):
 
     def close(self) -> None:
         """Break the world, so that ranks which wait in a collective get an error, this one too."""
-        if (store := self._groups.store) is not None:  # ranks that make a group wait in the store
+        if (store := self._groups.store) is not None:  # ranks that are making a group wait for the store
             store.close()
         self._groups.abort()
 

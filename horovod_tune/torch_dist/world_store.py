@@ -30,7 +30,7 @@ class WorldStore:
         self.port = self._store.port
 
     def for_next_group(self) -> Any:
-        """Return the store with new keys, so that a group does not find an earlier group's."""
+        """Return the store with a new prefix, so that a group does not find an earlier group's keys."""
         self._groups_made += 1
         return self._dist.PrefixStore(f"{self._name}.{self._groups_made}", self._store)
 
@@ -40,12 +40,12 @@ class WorldStore:
         self._store.set_timeout(timeout)
 
     def publish(self, what: str) -> None:
-        """Publish this rank's state; the other ranks find it with `ranks`."""
+        """Publish the state ``what`` of this rank; other ranks read it with `ranks`."""
         with contextlib.suppress(RuntimeError, AttributeError):  # the store has ended, or was not reached
             self._store.set(f"{self._name}.{what}.{self.world.rank}", "")
 
     def ranks(self, what: str, *, published: bool = True) -> dict[int, str]:
-        """Return the ranks that have published ``what``, or have not, as in `AwaitedRanks`."""
+        """Return the ranks that have published ``what``, or those that have not, as in `AwaitedRanks`."""
         keys = {rank: f"{self._name}.{what}.{rank}" for rank in range(self.world.size)}
         with contextlib.suppress(RuntimeError, AttributeError):
             ranks = [rank for rank, key in keys.items() if self._store.check([key]) is published]

@@ -81,7 +81,7 @@ def test_functions_of_config_are_accepted():
         (AsyncTrainer(), ["AsyncTrainer", "coroutine"]),
         (_async_generator, ["_async_generator", "coroutine"]),
         (3, ["func must be a function", "int 3"]),
-        (Trainer, ["the class Trainer", "pass the object: Trainer(...)"]),
+        (Trainer, ["the class Trainer", "pass one: Trainer(...)"]),
         (_remote, ["_remote is decorated with @ray.remote", "remove the decorator"]),
         (tune.with_resources(lambda config: None, {"cpu": 8, "gpu": 1}), ["num_cpus_per_slot", "'GPU': 1.0"]),
         (tune.with_resources(Trainer().fit, {"cpu": 8}), ["tune.with_resources", "num_slots"]),
@@ -103,7 +103,7 @@ def test_resources_are_refused_below_with_parameters_too():
 
 
 def test_a_trainable_is_not_wrapped_twice():
-    with pytest.raises(TrainingFunctionError, match="_train, which is a Tune trainable already"):
+    with pytest.raises(TrainingFunctionError, match="_train, which is already a Tune trainable"):
         DistributedTrainableCreator(DistributedTrainableCreator(_train))
 
 
@@ -179,7 +179,7 @@ def _recursive():
     ("func", "parts"),
     [
         (reads_a_global, ["reads_a_global cannot be sent", "global variable 'HOLDER'.guard", "lock"]),
-        (_reads_a_closure(), ["variable 'settings' of the function around it['locks'][1]"]),
+        (_reads_a_closure(), ["variable 'settings' of the enclosing function['locks'][1]"]),
         (_in_a_default, ["default of the argument 'lock'"]),
         (_recursive(), ["variable 'helper'", "variable 'loop'"]),
         (functools.partial(_needs_two, data=Holder()), ["argument 'data' of functools.partial.guard"]),

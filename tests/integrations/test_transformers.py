@@ -141,7 +141,7 @@ def test_without_a_trial_accelerates_launch_runs_the_same_script(tmp_path: Path)
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     ran = run_python(*launch, script, cwd=tmp_path, timeout_s=200)
     assert "evaluated 2" in ran.stdout
-    assert ran.stderr.count("no trial runs this training") == 1
+    assert ran.stderr.count("this training runs outside a trial") == 1
 
 
 def test_horovods_ranks_train_one_model_on_their_shares_of_the_data(ray_session: Any, tmp_path: Path) -> None:

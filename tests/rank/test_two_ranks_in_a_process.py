@@ -116,5 +116,5 @@ def test_the_second_rank_keeps_its_parameters_when_the_first_has_ended(
     bound = horovod_tune.with_parameters(train, data={"seen": []})
     for each in run_two(shared, bound, tmp_path, str(packed)):
         assert each.messages == [Finished(each.session.rank_info.rank)]
-        with pytest.raises(NotInTraining, match="did not come with the function"):
+        with pytest.raises(NotInTraining, match="were not sent with the function"):
             provided()

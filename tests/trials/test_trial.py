@@ -146,7 +146,7 @@ def raises_a_huge_error(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("exits", ["SystemExit: 0", "To end one early, return from the function."]),
+        ("exits", ["SystemExit: 0", "To end a trial early, return from the function."]),
         ("raises_a_huge_error", ["the start", "the end"]),
     ],
 )

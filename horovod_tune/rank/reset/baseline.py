@@ -1,8 +1,8 @@
 """Restores a rank's process after a trial, so that the next trial finds the state of a new process.
 
 Runs in each rank, in a thread that runs no user code. `Baseline.restore` returns what it could not restore;
-the process is then replaced. `imports` restores the loaded modules, `watch` the contents of the modules that
-stay, `settings` everything else.
+the process is then replaced. `imports` restores the loaded modules, `watch` the contents of those that stay,
+`environment` the environment variables, `settings` everything else.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Baseline:
         more = _own_memory_mb() - self._memory_mb
         if more <= (MAX_MEMORY_LEFT_CUDA_MB if on_gpu else MAX_MEMORY_LEFT_MB):
             return []
-        return [f"{more} MB more memory were in use than before the first trial"]
+        return [f"{more} MB more memory was in use than before the first trial"]
 
     def _files_left(self) -> list[str]:
         more = set(os.listdir("/proc/self/fd")) - self._files
@@ -158,7 +158,7 @@ def _gpu_memory_left() -> list[str]:
     if torch is None or not torch.cuda.is_initialized():
         return []
     cuda = torch.cuda
-    # cuBLAS's workspaces, of 65 MB per stream on an H100.
+    # cuBLAS's workspaces: 65 MB per stream on an H100.
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
     cuda.empty_cache()
     problems = []
@@ -182,8 +182,8 @@ def _is_open(number: int) -> bool:
 
 
 def _may_stay(thread: threading.Thread) -> bool:
-    # Ray runs actor methods in threads that Python sees as dummy threads, and starts import and log threads.
-    # tqdm's monitor thread runs for as long as the process.
+    # Ray runs actor methods in threads that Python treats as dummy threads, and starts import and log
+    # threads. tqdm's monitor thread runs until the process ends.
     ours = ("ray_", "ray.", "AsyncIO", "tqdm_monitor")
     return isinstance(thread, threading._DummyThread) or thread.name.startswith(ours)
 
@@ -203,7 +203,7 @@ def _children() -> list[int]:
 
 
 def _end_resource_tracker() -> None:
-    """End multiprocessing's resource tracker, which removes the shared memory that the trial has left."""
+    """End multiprocessing's resource tracker, so that it removes the shared memory that the trial left."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)

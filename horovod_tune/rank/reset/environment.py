@@ -1,8 +1,9 @@
 """The environment variables of a process, and which of them its libraries read when they were loaded.
 
 A library that stays loaded keeps what it has read: matplotlib its backend, an OpenMP library its number of
-threads. If the training function has set such a variable, the process is replaced. If it sets one that an
-earlier trial's library has read, it fails, and the trial starts again in a new process.
+threads. If the training function has set such a variable, the process is replaced. If, before it reports, it
+sets one that an earlier trial's library has read, RuntimeError is raised, and the trial starts again in a new
+process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from horovod_tune.rank.reset.imports import is_installed
 from horovod_tune.session import session
 
-# Set by this package, to other values in each world: without "HOROVOD_".
+# Set by this package, to different values in each world; without the prefix HOROVOD_.
 _RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
 _RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
 
@@ -30,24 +31,24 @@ def horovod_settings() -> set[tuple[str, str]]:
 
 
 class Environment:
-    """The variables before the first trial; observes what is read and set later."""
+    """The environment variables before the first trial; observes later reads and writes."""
 
     def __init__(self) -> None:
         self._environ: Any = os.environ
         self._known = self._values()
         self._libraries = _shared_libraries()
-        # What the library that is being imported has read.
+        # What the library that is being imported has read; None outside imports.
         self._reads: dict[bytes, bytes | None] | None = None
         # What libraries that stay have read: the library and the value.
         self._read: dict[bytes, tuple[str, bytes | None]] = {}
         # The variables that the training function has set in this trial.
         self._set: set[bytes] = set()
         self._is_used = False
-        observed = _observe(dict(vars(os.environ)["_data"]), self._note_read, self._note_write)
+        observed = _observe(dict(vars(os.environ)["_data"]), self._record_read, self._record_write)
         vars(os.environ)["_data"] = vars(os.environb)["_data"] = observed
 
     def begin_import(self) -> dict[bytes, Any]:
-        """Record what is read until `end_import`, which takes what this returns."""
+        """Record what is read until `end_import`, which takes the returned value."""
         self._reads = {}
         return self._values()
 
@@ -86,7 +87,7 @@ class Environment:
         return {name: (for_python.get(name), for_c.get(name)) for name in for_python | for_c}
 
     def _was_effective(self, name: bytes) -> bool:
-        """Return False if a library had read the variable before the trial has set it."""
+        """Return False if a library had read the variable before the trial set it."""
         return name not in self._read or self._read[name][1] != self._known.get(name, (None, None))[0]
 
     def _reader(self, name: bytes) -> str:
@@ -96,11 +97,11 @@ class Environment:
         new = sorted(_shared_libraries() - self._libraries)
         return next((os.path.basename(path) for path in new if _contains(path, name)), "")
 
-    def _note_read(self, name: bytes, value: bytes | None) -> None:
+    def _record_read(self, name: bytes, value: bytes | None) -> None:
         if self._reads is not None:
             self._reads.setdefault(name, value)
 
-    def _note_write(self, name: bytes, value: bytes | None) -> None:
+    def _record_write(self, name: bytes, value: bytes | None) -> None:
         if self._reads is not None or not _is_called_by_user():
             return
         self._set.add(name)
@@ -113,7 +114,7 @@ class Environment:
 
 
 def _observe(values: dict[bytes, bytes], on_read: Callable[..., None], on_write: Callable[..., None]) -> Any:
-    """Return ``values`` as a dict that calls the functions with a name and its value, or None."""
+    """Return ``values`` as a dict that calls the functions with a name and its value, None if unset."""
 
     class Observed(dict[bytes, bytes]):
         def __getitem__(self, name: bytes) -> bytes:
@@ -161,7 +162,7 @@ def _shared_libraries() -> set[str]:
 
 @functools.cache
 def _contains(path: str, name: bytes) -> bool:
-    """Return True if a file has a name as a string of C."""
+    """Return True if a file contains ``name`` as a C string."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return data.find(b"\0" + name + b"\0") >= 0

@@ -1,9 +1,9 @@
 """Removes modules that a training function imported, so that the next trial imports them again.
 
-It removes the user's own modules, and installed packages without extension modules. These stay: packages of
-which a new worker has a part (torch, NumPy, the standard library), packages with extension modules, which a
-process can load only once, and what either refers to. They are watched once they are imported, and what their
-import changes in other modules is accepted.
+It removes the user's own modules, and installed packages without extension modules. These stay: packages
+that a new worker has loaded in part (torch, NumPy, the standard library), packages with extension modules,
+which a process can load only once, and packages that these refer to. They are watched once they are imported,
+and what their import changes in other modules is accepted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INSTALLED = tuple(
     if path and os.path.isabs(path) and len(path) > 1 and os.path.basename(path) not in ("bin", "scripts")
 )
 
-# Functions whose effect on the process can neither be seen nor be undone.
+# Functions whose effect on the process can be neither detected nor undone.
 _LASTING_CALLS = (
     *((codecs, "register"), (codecs, "register_error"), (os, "register_at_fork"), (sys, "addaudithook")),
     (abc.ABCMeta, "register"),
@@ -58,7 +58,7 @@ class Imports:
         self._installed: dict[str, bool] = {}
         # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
-        # The library, new modules and variables that were read, of each import in this trial.
+        # For each import in this trial: the library, the new modules, and the variables that were read.
         self._reads: list[tuple[str, set[str], dict[bytes, bytes | None]]] = []
         self._thread = threading.local()
         self._calls: list[str] = []
@@ -80,13 +80,13 @@ class Imports:
         bootstrap._find_and_load = _call_with_frames_removed
 
     def _recording(self, owner: Any, name: str) -> Callable[..., Any]:
-        """Return the function ``name``; calls outside the imports of libraries are recorded."""
+        """Wrap the function ``name``, to record calls outside the imports of libraries."""
         real = getattr(owner, name)
 
         @functools.wraps(real)
         def recorded(*given: Any, **named: Any) -> Any:
             is_importing = getattr(self._thread, "is_importing", False)
-            # A class that is registered as another one's subclass: if both of them stay.
+            # Registering a class as another's subclass lasts only if both stay.
             stay = owner is not abc.ABCMeta or all(
                 top_level(each.__module__) in self._packages for each in given
             )
@@ -117,7 +117,7 @@ class Imports:
             self._watch.add([sys.modules[each] for each in new if each in sys.modules])
 
     def _is_library(self, package: str) -> bool:
-        """Return True if a package is installed, or a new worker has it."""
+        """Return True if a package is installed, or stays in this process between trials."""
         if package in self._packages:
             return True
         if package not in self._installed:
@@ -168,7 +168,7 @@ class Imports:
         if forgotten:
             linecache.checkcache()
         self._installed.clear()
-        problems = [f"the package {name!r} cannot be imported again in one process" for name in stay & users]
+        problems = [f"the package {name!r} cannot be imported twice in one process" for name in stay & users]
         return len(new) > len(forgotten), calls + problems
 
     def _is_user_module(self, name: str, module: Any) -> bool:

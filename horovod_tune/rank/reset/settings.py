@@ -41,10 +41,10 @@ class Setting(NamedTuple):
     """One setting of the process.
 
     Attributes:
-        name: its name in the reason for which a process is replaced.
+        name: its name in the reason for replacing a process.
         read: returns its value.
         write: restores its value; None if it is not restored.
-        always: True if it is restored without a comparison, since `read` sees only the calling thread's.
+        always: True if it is restored without a comparison, since `read` returns only the calling thread's.
     """
 
     name: str
@@ -191,8 +191,8 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
             yield Setting(f"the precision of {backend} {operation}", read, write)
 
 
-# Without constants, what belongs to a thread, what would start CUDA, and what torch itself sets at the first
-# attention on a GPU (sdp_priority).
+# Excludes constants, settings of a thread, getters that would start CUDA, and what torch itself sets at the
+# first attention on a GPU (sdp_priority).
 _TORCH_GETTERS = re.compile(
     r"_get_(?!all_|accelerator|max_|operator_|upgraders_|thread|DTensor|caught_|torch_function|tracing"
     r"|sdp_priority)\w+"

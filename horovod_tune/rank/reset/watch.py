@@ -1,6 +1,6 @@
 """Detects changes that a trial made to modules that remain loaded for the next one, in 10 to 20 ms.
 
-A *container* is a module, a class, or one of the dicts, lists, sets and objects that those contain. `Watch`
+A *container* is a module, a class, or one of the dicts, lists, sets and objects in them. `Watch`
 compares the keys and values of each with a snapshot. In modules and classes it restores replaced functions,
 classes and Nones, and deletes added attributes. What libraries record for themselves is ignored. Any other
 difference is returned, and the process is replaced.
@@ -49,23 +49,23 @@ _BOOKKEEPING = {
     *("_handlerList", "emittedNoHandlerWarning"),  # of logging
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
-# The same for CUDA (a context, its generators), for operators that are registered at their first use, and for
-# functions of which `torch_dist` drops the default group.
+# The same for CUDA (a context, its generators), for operators that are registered at their first use, for
+# tempfile's random names, and for functions whose default group `torch_dist` drops.
 _BOOKKEEPING_PREFIXES = (
     *("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.", "tempfile._name_sequence."),
     *("torch.distributed.nn.functional.", "torch.distributed.optim.zero_redundancy_optimizer."),
 )
-# Accelerate's singletons, of which every object shares one dict: empty until the first is made.
+# The dict that all objects of one of Accelerate's state classes share: empty until the first is made.
 _SINGLETONS = "_shared_state"
 _LEAF_TYPES = (
     *(str, bytes, int, float, complex, tuple, frozenset, type(None), property, staticmethod),
     *(classmethod, BuiltinFunctionType, ModuleType),
 )
-# Types of which there are thousands of objects (torch's and NumPy's operators), whose attributes are caches.
+# Types with thousands of objects (torch's and NumPy's operators), whose attributes are caches.
 _OPERATOR_TYPES = ("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher", "Library", "Logger")
 # How deep to follow references from a module: to the contents of a dict in one of its objects.
 _DEPTH = 2
-# A container with more elements is a table of Python's or of a library. torch's operators have 1800.
+# A larger container is assumed to be a constant table. That of torch's operators has 1800 elements.
 _MAX_ELEMENTS = 4000
 _MISSING = object()
 
@@ -234,7 +234,7 @@ def _contents_of(owner: Any, package: str, name: str) -> Any:
     if issubclass(kind, ModuleType):
         return vars(owner)
     if issubclass(kind, type):
-        # Some hundred types like torch.cuda.FloatTensor have hundreds of attributes each.
+        # Dozens of types like torch.cuda.FloatTensor have hundreds of attributes each.
         is_own = _belongs(owner.__dict__.get("__module__"), package) and kind.__name__ != "tensortype"
         return vars(owner) if is_own else None
     if issubclass(kind, MappingProxyType):
@@ -255,7 +255,7 @@ def _contents_of(owner: Any, package: str, name: str) -> Any:
     return attributes if type(attributes) is dict else None
 
 
-# These call the built-in types' methods: a subclass's may do anything, Transformers' import every model.
+# These call the built-in types' methods: a subclass's may do anything (Transformers' import every model).
 
 
 def _keys(contents: Any) -> Collection[Any]:

@@ -1,8 +1,8 @@
-# `make` shows what there is. Everything below sets up what it needs first; a second call sets up nothing again.
+# `make` lists the targets. Each sets up what it needs first, unless that is set up already.
 #
 #   PYTHON=python3.12     the Python to make the environment with (3.10 or newer)
-#   VENV=DIR              another place for the environment
-#   TORCH=auto|cpu|pip    the build of torch: auto is a CPU build if there is no GPU; pip is what pip takes
+#   VENV=DIR              another folder for the environment
+#   TORCH=auto|cpu|pip    the build of torch: auto is a CPU build if there is no GPU; pip is what pip selects
 #   PIP_EXTRA="..."       more arguments for pip install; pip's own PIP_... variables are honoured as well
 #   PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS    passed on
 
@@ -11,7 +11,7 @@ VENV ?= .venv
 XLA_VENV ?= .venv-xla
 export TORCH PIP_EXTRA
 
-# Tests of trials mostly wait, so that more run side by side than there are cores.
+# Tests of trials mostly wait, so more of them run in parallel than there are cores.
 WORKERS ?= 3
 PYTEST = $(VENV)/bin/python -m pytest
 IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations-to=build/durations.json
@@ -25,18 +25,18 @@ help: ## Show this list
 	@echo "make test     the tests, without the slow ones  make test PYTEST_ARGS='-k placement'"
 	@echo "make test-all everything: lint, typecheck, test, test-slow, docs, wheel"
 	@echo "make test-slow    all tests that make test leaves out    make test-slow SHARD=1/4"
-	@echo "make test-hosts   of these, those on several simulated hosts; they need root and Debian packages"
-	@echo "make examples     of these, the programs in examples/ and in the documentation"
+	@echo "make test-hosts   the part of test-slow on several simulated hosts; needs root and Debian packages"
+	@echo "make examples     the part of test-slow that runs the programs in examples/ and the documentation"
 	@echo "make lint     ruff, format and lint             make format rewrites the files"
 	@echo "make typecheck   mypy"
 	@echo "make docs     the documentation site, in build/site; a warning is an error"
 	@echo "make wheel    build the wheel in dist/, install it into an empty environment and try it"
-	@echo "make debian-packages   what some tests need besides Python, if permitted"
-	@echo "make soak     searches under random harm, ten minutes each   make soak SOAK_ARGS='--seconds 3600'"
-	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
-	@echo "make test-matrix   a core of the tests with other releases of Ray, pandas, bayesian-optimization"
+	@echo "make debian-packages   install what some tests need besides Python, if permitted"
+	@echo "make soak     searches with random faults, ten minutes each  make soak SOAK_ARGS='--seconds 3600'"
+	@echo "make bench    measure what the README claims    make bench BENCH_ARGS=turnaround"
+	@echo "make test-matrix   core tests with other releases of Ray, pandas, bayesian-optimization"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
-	@echo "make test-gpu build Horovod with NCCL and run the tests that need an NVIDIA GPU; without one it says so"
+	@echo "make test-gpu build Horovod with NCCL and run the tests that need an NVIDIA GPU; skip them without one"
 	@echo "make set-up   only set up                       horovod-tune doctor checks the versions"
 	@echo "make clean    remove the environments and caches of this checkout"
 
@@ -49,7 +49,7 @@ check: lint typecheck
 test: set-up
 	@$(PYTEST) $(IN_PARALLEL) -m "contract or not (slow or cluster or example or wheel)" --durations 10 $(PYTEST_ARGS)
 
-# SHARD=I/N: every N-th file by its crc32, so that a machine or a step runs a part that is always the same.
+# SHARD=I/N: every N-th file by its crc32, so that a shard always has the same files.
 test-slow: set-up
 	@$(PYTEST) $(IN_PARALLEL) -m "(slow or cluster or example) and not (contract or wheel)" $(if $(SHARD),--shard $(SHARD)) --durations 10 $(PYTEST_ARGS)
 

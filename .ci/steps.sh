@@ -1,18 +1,18 @@
-# Sourced by .ci/run: runs make targets one after the other, and tells at the end what failed and what was left out.
+# Sourced by .ci/run: runs make targets one after the other, and lists at the end what failed and what was left out.
 
 begin_by_s=4600 # no step begins later,
-end_by_s=5280   # and none goes on longer, so that all ends within 90 minutes
-cpus=$(env -u OMP_NUM_THREADS nproc) # nproc counts OpenMP's threads where their number is set
+end_by_s=5280   # and none runs longer, so that all end within 90 minutes
+cpus=$(env -u OMP_NUM_THREADS nproc) # nproc returns OpenMP's number of threads if that is set
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-step() { # step TARGET LIMIT_S [VARIABLE=VALUE...]: make TARGET, note in $logs/failed whether it failed, go on
+step() { # step TARGET LIMIT_S [VARIABLE=VALUE...]: make TARGET, record in $logs/failed if it failed, continue
   local target=$1 limit_s=$2 began_s=$SECONDS status shard name
   shift 2
   shard=$(printf '%s\n' "$@" | sed -n 's|^SHARD=\(.*\)/.*|-\1|p')
   name=$target$shard
   if [ "$SECONDS" -gt "$begin_by_s" ]; then
-    skip "$name" "$SECONDS s are gone, and no step begins after $begin_by_s s"
+    skip "$name" "$SECONDS s have passed, and no step begins after $begin_by_s s"
     return
   fi
   [ "$limit_s" -le $((end_by_s - SECONDS)) ] || limit_s=$((end_by_s - SECONDS))
@@ -41,7 +41,7 @@ xla_step() { # torch_xla brings torch's CUDA packages, 7 GB, and compiles for mi
   fi
 }
 
-finish() { # print once more, where a reader of the last page finds it, what failed and how; exit
+finish() { # print what failed and how again, on the last page of the log; exit
   local name
   echo
   if [ -s build/durations.json ]; then

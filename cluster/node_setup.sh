@@ -12,7 +12,7 @@
 set -euo pipefail
 
 SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env
-TORCH=2.13.0 TORCH_XLA=2.9.0                      # torch_xla asks for the torch of its own number
+TORCH=2.13.0 TORCH_XLA=2.9.0                      # torch_xla requires the torch of the same version
 CUDA=13.0 DRIVER=580                              # what that torch is built for, and the oldest driver for it
 CPU_INDEX=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}   # torch without CUDA's gigabytes
 RAY=$(sed -n 's/^ray==//p' "$SRC/constraints.txt")
@@ -67,10 +67,10 @@ login_line "export PATH=$ENV/bin:\$PATH"
 
 if [ "$kind" = nccl ]; then
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1) ||
-    { echo "node_setup.sh: no NVIDIA driver here (nvidia-smi); take an image that has one, $DRIVER or newer" >&2; exit 1; }
+    { echo "node_setup.sh: no NVIDIA driver here (nvidia-smi); use an image that has one, $DRIVER or newer" >&2; exit 1; }
   [ "${driver%%.*}" -ge "$DRIVER" ] ||
-    { echo "node_setup.sh: driver $driver is too old for CUDA $CUDA of torch $TORCH: $DRIVER or newer" >&2; exit 1; }
-  if [ ! -x "/usr/local/cuda-$CUDA/bin/nvcc" ]; then      # whatever CUDA the image has besides
+    { echo "node_setup.sh: driver $driver is too old for CUDA $CUDA of torch $TORCH: $DRIVER or newer is needed" >&2; exit 1; }
+  if [ ! -x "/usr/local/cuda-$CUDA/bin/nvcc" ]; then      # even if the image has another CUDA
     . /etc/os-release
     deb=cuda-keyring_1.1-1_all.deb
     wget -q "https://developer.download.nvidia.com/compute/cuda/repos/${ID}${VERSION_ID//./}/x86_64/$deb" -O "/tmp/$deb"
@@ -89,4 +89,4 @@ case $kind in
   nccl) horovod-tune install-horovod --gpu nccl ;;
   tpu) pip install "torch_xla[tpu]==$TORCH_XLA" ;;
 esac
-complete python || { echo "node_setup.sh: $ENV does not hold what it should; see above" >&2; exit 1; }
+complete python || { echo "node_setup.sh: $ENV is incomplete; see above" >&2; exit 1; }

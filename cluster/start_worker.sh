@@ -3,8 +3,8 @@
 #
 #   [RENTED=yes] bash start_worker.sh --address=HEAD:6379 [more options of `ray start`]
 #
-# Ray runs in one session, which ends as a whole when the head is gone: a plain `ray start` leaves the raylet's
-# agents behind then (Ray 2.60). An earlier session is ended first. A rented machine whose head has been gone for
+# Ray runs in one session, which ends as a whole when the head is gone: a plain `ray start` would leave the
+# raylet's agents behind (Ray 2.60). An earlier session is ended first. A rented machine whose head has been gone for
 # five minutes shuts itself down. The output is in ~/.horovod-tune/ray_worker.log.
 set -euo pipefail
 
@@ -12,7 +12,7 @@ home=$HOME/.horovod-tune
 if [ "${1:-}" = --session ]; then
   shift
   echo $$ > "$home/worker_session"
-  for try in 1 2 3; do                          # Ray itself gives a busy machine 30 s to start, once
+  for try in 1 2 3; do                          # Ray itself tries once, for 30 s: not enough on a busy machine
     ray start --block "$@" || echo "start_worker.sh: ray start ended with $?"
     if grep -q 'Ray runtime started' "$home/ray_worker.log"; then break; fi
     for process in $(pgrep -s 0); do [ "$process" = $$ ] || kill -KILL "$process" 2>/dev/null || true; done

@@ -100,7 +100,7 @@ def test_a_torch_choice_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_what_says_how_to_set_up_is_in_the_fingerprint(
     tmp_path: Path, name: str, change: Callable[[Path], int] | None
 ) -> None:
-    for pattern in set_up.SAYS_HOW:
+    for pattern in set_up.INPUTS:
         for path in CHECKOUT.glob(pattern):
             copy = tmp_path / path.relative_to(CHECKOUT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def test_what_says_how_to_set_up_is_in_the_fingerprint(
 def test_a_machine_without_a_gpu_gets_a_cpu_build(
     choice: str, gpu: bool, machine: str, also: tuple[str, ...], cpu: bool
 ) -> None:
-    assert set_up.wants_cpu_build(choice, gpu=gpu, machine=machine, also=also) is cpu
+    assert set_up.needs_cpu_build(choice, gpu=gpu, machine=machine, also=also) is cpu
 
 
 def stand_in(folder: Path, name: str, script: str) -> Path:

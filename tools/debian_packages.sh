@@ -24,5 +24,5 @@ failed=()
 for package in "${wanted[@]}"; do    # one by one: Ubuntu has no package chromium-driver, for example
   apt-get install -q -y --no-install-recommends "$package" >>"$log" 2>&1 || failed+=("$package")
 done
-[ ${#failed[@]} -eq 0 ] || { tail -n 3 "$log"; echo "Without ${failed[*]}: the tests that need them are skipped."; }
+[ ${#failed[@]} -eq 0 ] || { tail -n 3 "$log"; echo "Could not install ${failed[*]}: the tests that need them are skipped."; }
 exit 0

@@ -1,8 +1,8 @@
-"""Pages of the documentation site that are made from files outside docs/; mkdocs calls what is here.
+"""Pages of the documentation site that are made from files outside docs/; mkdocs calls these functions.
 
 README.md, CHANGELOG.md and CONTRIBUTING.md become pages, each program in examples/ becomes one, and so do the
 commands' `--help` and the docstrings of the public names. Paths of such files, as links or between backticks,
-become links to their pages: one that does not exist then fails `mkdocs build --strict`.
+become links to their pages: a missing page then fails `mkdocs build --strict`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from horovod_tune.cli import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Files at the top and the page that each becomes.
+# Files in the root folder, and the page that each becomes.
 TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
-# The public modules, and what the reference says above their names.
+# The public modules, and the text above their names in the reference.
 PUBLIC = {
     "horovod_tune": "Trials and what a training function calls.",
     "horovod_tune.search": "Searchers: [the guide](search.md).",
@@ -53,7 +53,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages and pictures that lie outside docs/."""
+    """Add the pages and pictures that are made from files outside docs/."""
     for name, page in TOP.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
     for path in _examples():
@@ -67,7 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files of the checkout to the pages that they have become."""
+    """Point links to files of the checkout at the pages that these have become."""
     source = page.file.src_uri
     tops = {made: name for name, made in TOP.items()}
     # The folder, from the top of the checkout, that the page's own links start from.
@@ -113,7 +113,7 @@ def _example_page(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return an example as a page: the first line of its docstring, and the program; a notebook's cells."""
+    """Return an example as a page: the first line of its docstring and the program, or a notebook's cells."""
     source = path.read_text()
     if path.suffix == ".ipynb":
         cells = [(each["cell_type"], "".join(each["source"])) for each in json.loads(source)["cells"]]
@@ -123,9 +123,9 @@ def _shown(path: Path) -> str:
 
 
 def _commands() -> str:
-    """Return what each command of `horovod-tune` says of itself."""
+    """Return the page with the `--help` of each command of `horovod-tune`."""
     os.environ["COLUMNS"] = "100"
-    parts = ["# Commands\n", "Each command says the same with `--help`.\n"]
+    parts = ["# Commands\n", "Each command prints the same with `--help`.\n"]
     parts += [_help(parser) for parser in _parsers(build_parser())]
     return "\n".join(parts)
 
@@ -153,7 +153,7 @@ def _reference() -> str:
         for public in module.__all__:
             thing = getattr(module, public)
             if not str(thing.__module__).startswith("horovod_tune"):
-                continue  # a name for a type, which stands in the signatures of the others
+                continue  # a type alias, which appears in the signatures of the others
             parts.append(f"::: {thing.__module__}.{thing.__qualname__}")
             if isinstance(thing, type) and not issubclass(thing, BaseException):
                 parts.append(f"    options:\n      members: {_own_members(thing)}")
@@ -162,7 +162,7 @@ def _reference() -> str:
 
 
 def _own_members(kind: type) -> list[str]:
-    """Return the public methods and properties that a class has itself, with a docstring."""
+    """Return the public methods and properties that a class itself defines, with a docstring."""
     return [
         name
         for name, value in vars(kind).items()

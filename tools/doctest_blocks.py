@@ -1,4 +1,4 @@
-"""For the documentation site: an example in a docstring (`>>> …` to the next empty line) is shown as code."""
+"""For the documentation site: shows examples in docstrings (`>>> …` to the next empty line) as code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DOCTEST = re.compile(r"^( *)>>> .*(?:\n(?! *$).*)*", re.M)
 
 
 class DoctestBlocks(griffe.Extension):
-    """Puts doctests between fences; Markdown would take `>>>` for a quotation and `[1, 2]` for a link."""
+    """Puts doctests between fences: Markdown would read `>>>` as a quotation and `[1, 2]` as a link."""
 
     def on_instance(self, *, obj: griffe.Object, **others: Any) -> None:
         if obj.docstring and ">>> " in obj.docstring.value:

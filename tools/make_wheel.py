@@ -16,7 +16,7 @@ _NOT_COPIED = (".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "ben
 
 
 def make_wheel(folder: Path) -> Path:
-    """Leave the wheel, and no other, in `folder`, and return its path."""
+    """Build the wheel in `folder`, remove older ones, and return its path."""
     for older in folder.glob("horovod_tune-*.whl"):
         older.unlink()
     with tempfile.TemporaryDirectory() as copy:

@@ -2,8 +2,8 @@
 
     python3 tools/set_up.py [--profile main|xla] [--venv DIR]
 
-A second run sets up nothing again: what was set up is stamped with a hash of all that says how. An
-interrupted run is simply repeated. TORCH=auto|cpu|pip chooses the build of torch (see `TORCH_CHOICES`);
+The environment is stamped with a hash of its inputs: a second run does nothing unless one has changed. An
+interrupted run can be repeated. TORCH=auto|cpu|pip chooses the build of torch (see `TORCH_CHOICES`);
 pip's own variables (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...) and PIP_EXTRA, arguments for `pip install`,
 are honoured.
 """
@@ -34,13 +34,13 @@ LOCK_TIMEOUT_S = 3600.0
 OLDEST_PYTHON = (3, 10)
 
 TORCH_CHOICES = {
-    "auto": "a CPU build where this machine has no GPU, else what pip takes",
+    "auto": "a CPU build if this machine has no GPU, else what pip selects",
     "cpu": "a CPU build",
-    "pip": "what pip takes: on x86-64 Linux usually the CUDA build, several GB; it runs on the CPU as well",
+    "pip": "what pip selects: on x86-64 Linux usually the CUDA build, several GB; it runs on the CPU as well",
 }
 
-# The last: a change of how Horovod is built must reach an environment made before.
-SAYS_HOW = (
+# The last two: a change of how Horovod is built must reach existing environments.
+INPUTS = (
     "pyproject.toml",
     "setup.py",
     "constraints.txt",
@@ -69,13 +69,13 @@ class Profile:
 
 PROFILES = {
     "main": Profile("main", ".venv", "2.13.0", (), "dev", horovod=True),
-    # torch_xla's newest release is built for this torch; there is no CPU-only way to have it.
+    # torch_xla's newest release is built for this torch, and has no CPU-only build.
     "xla": Profile("xla", ".venv-xla", "2.9.0", ("torch_xla==2.9.0",), "dev", horovod=False),
 }
 
 
 def main() -> int:
-    """Set up what the command line asks for."""
+    """Set up what the command line requests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", choices=PROFILES, default="main")
     parser.add_argument("--venv", type=Path, help="the environment's folder (default: .venv, .venv-xla)")
@@ -108,7 +108,7 @@ def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
         )
     venv.parent.mkdir(parents=True, exist_ok=True)
     with lock(venv.parent / f"{venv.name}.lock"):
-        if is_complete(stamp, wanted):  # Made by the one that was waited for.
+        if is_complete(stamp, wanted):  # by the set-up that held the lock
             return
         began_s = time.monotonic()
         stamp.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
         under_way.touch()
         fill(profile, venv, torch_choice, environ)
         under_way.unlink()
-        # A build that fails leaves the packages whole: the next set-up need not fetch gigabytes again.
+        # If the build fails, the packages are complete: the next set-up does not fetch gigabytes again.
         if profile.horovod:
             install_horovod(venv)
         coming = stamp.with_suffix(".part")
@@ -144,9 +144,9 @@ def install_horovod(venv: Path) -> None:
 
 
 def install_torch(profile: Profile, python: str, pip: list[str], choice: str) -> None:
-    """Install the build of torch that `choice` and the machine ask for."""
+    """Install the build of torch that suits `choice` and the machine."""
     wanted = [f"torch=={profile.torch}", *profile.also]
-    if not wants_cpu_build(choice, gpu=sees_gpu(), machine=platform.machine(), also=profile.also):
+    if not needs_cpu_build(choice, gpu=has_gpu(), machine=platform.machine(), also=profile.also):
         say(f"Installing {' and '.join(wanted)} ...")
         run_pip([*pip, *wanted])
         return
@@ -157,21 +157,21 @@ def install_torch(profile: Profile, python: str, pip: list[str], choice: str) ->
     if offers_cpu_build(pip, wanted[0]):
         run_pip([*pip, *wanted])
         return
-    # pip has no way to say "the CPU build": torch publishes it under another index. uv knows which.
+    # pip has no option for the CPU build, which torch publishes on another index; uv has one.
     run_pip([*pip, "uv"])
     uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
     if subprocess.run([*uv, "--torch-backend", "cpu", *wanted], stdin=subprocess.DEVNULL).returncode != 0:
         raise SetUpError(
-            "a CPU build of torch could not be had. Either set PIP_EXTRA_INDEX_URL to the index of CPU "
+            "could not install a CPU build of torch. Either set PIP_EXTRA_INDEX_URL to the index of CPU "
             "builds that torch's own installation page gives, or take the build that pip finds (several GB "
             "with its CUDA packages; it runs on the CPU as well): TORCH=pip make ..."
         )
 
 
-def wants_cpu_build(choice: str, *, gpu: bool, machine: str, also: tuple[str, ...]) -> bool:
-    """Tell whether a build of torch without CUDA has to be asked for.
+def needs_cpu_build(choice: str, *, gpu: bool, machine: str, also: tuple[str, ...]) -> bool:
+    """Return True if a build of torch without CUDA must be requested explicitly.
 
-    Only x86-64 Linux has two kinds under one version. What comes with torch (torch_xla) may rule it out.
+    Only x86-64 Linux has two builds of one version. What is installed with torch (torch_xla) rules it out.
     """
     if also:
         return False
@@ -179,22 +179,22 @@ def wants_cpu_build(choice: str, *, gpu: bool, machine: str, also: tuple[str, ..
 
 
 def offers_cpu_build(pip: list[str], requirement: str) -> bool:
-    """Tell whether pip, as it is set up here, would take a CPU build by itself."""
+    """Return True if pip, as configured here, selects a CPU build by itself."""
     said = run_quietly([*pip, "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", requirement])
     if said is None:
         return False
     return all(item["metadata"]["version"].endswith("+cpu") for item in json.loads(said)["install"])
 
 
-def sees_gpu() -> bool:
-    """Tell whether this machine shows a GPU: NVIDIA's devices, or WSL's or AMD's."""
+def has_gpu() -> bool:
+    """Return True if this machine has the device file of a GPU: NVIDIA's, WSL's or AMD's."""
     return any(glob.glob(pattern) for pattern in ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd"))
 
 
 def make_environment(venv: Path) -> None:
-    """Make an empty environment if there is none, another Python's, or one whose set-up was interrupted.
+    """Make an empty environment, unless one of this Python exists whose set-up was not interrupted.
 
-    pip does not promise to mend a package that it was interrupted in; downloads are kept by pip itself.
+    pip may not repair a package whose installation was interrupted; it caches the downloads.
     """
     python = venv / "bin" / "python"
     version = (
@@ -216,7 +216,7 @@ def make_environment(venv: Path) -> None:
 
 
 def missing_tools(*, needs_compiler: bool) -> list[str]:
-    """Return a line for each tool that this machine lacks; the last one says what to type for all of them."""
+    """Return a line per tool that this machine lacks; the last one has the commands that install them."""
     missing, packages = [], []
     if sys.version_info < OLDEST_PYTHON:
         missing.append(
@@ -238,7 +238,7 @@ def missing_tools(*, needs_compiler: bool) -> list[str]:
     if packages:
         debian, fedora = (" ".join(pair[i] for pair in packages) for i in (0, 1))
         missing.append(
-            f"To have them. Debian, Ubuntu: apt-get install {debian}. Fedora: dnf install {fedora}."
+            f"To install them. Debian, Ubuntu: apt-get install {debian}. Fedora: dnf install {fedora}."
         )
     return missing
 
@@ -248,24 +248,24 @@ def _debian_python() -> str:
 
 
 def fingerprint(checkout: Path, profile: Profile, torch_choice: str, pip_extra: str) -> str:
-    """Return a hash of what the environment is made from, and of its place: it cannot move."""
+    """Return a hash of the environment's inputs, and of the checkout's path, since it cannot be moved."""
     digest = hashlib.sha256()
     for part in (str(checkout), repr(profile), torch_choice, pip_extra, sys.version):
         digest.update(part.encode() + b"\0")
-    for pattern in SAYS_HOW:
+    for pattern in INPUTS:
         for path in sorted(checkout.glob(pattern)):
             digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def is_complete(stamp: Path, wanted: str) -> bool:
-    """Tell whether the stamped environment is the wanted one."""
+    """Return True if the stamped environment is the wanted one."""
     return stamp.is_file() and stamp.read_text() == wanted and (stamp.parent / "bin" / "python").exists()
 
 
 @contextmanager
 def lock(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel drops the lock with its holder, however that one ends."""
+    """Hold the lock file `path`; the kernel releases the lock when its holder ends, even if it is killed."""
     ends_s = time.monotonic() + timeout_s
     with path.open("a+") as file:
         said = False
@@ -286,14 +286,14 @@ def lock(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
 
 
 def run(command: list[str]) -> None:
-    """Run a command whose output the user sees as it comes."""
+    """Run a command and show its output as it comes."""
     status = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
     if status != 0:
         raise SetUpError(f"exit status {status} (the cause is above) from: {shlex.join(command)}")
 
 
 def run_pip(command: list[str]) -> None:
-    """Run a pip command whose output the user sees where it fails; its warnings are not for the user."""
+    """Run a pip command; show its output only if it fails, since its warnings are not for the user."""
     ran = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -308,7 +308,7 @@ def run_quietly(command: list[str]) -> str | None:
 
 
 def say(text: str) -> None:
-    """Print at once, so that it stands above what a command started next prints."""
+    """Print without buffering, so that the text is above the output of the next command."""
     print(text, flush=True)
 
 

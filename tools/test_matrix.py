@@ -1,11 +1,11 @@
-"""Runs a core of the tests with other releases of what we stand on: `make test-matrix`. Prints a table.
+"""Runs core tests with other releases of our dependencies: `make test-matrix`. Prints a table.
 
     python tools/test_matrix.py [--quick] [NAME...]
 
 A combination with another Ray, pandas or bayesian-optimization is a copy (of hard links) of the environment
-that this runs in, with one release changed. One with another Python or torch is made again, as a user's is:
+that this runs in, with one release changed. One with another Python or torch is made as a user makes it:
 `pip install`, then `horovod-tune install-horovod`, which compiles Horovod for it (some seven minutes of CPU
-each, unless a wheel was kept). A Python that this machine does not have is said to be missing.
+each, unless a wheel was kept). A Python that this machine lacks is reported as missing.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Combination:
     python: str | None = None
 
     @property
-    def is_anew(self) -> bool:
-        """Return True if Horovod must be compiled for it."""
+    def needs_build(self) -> bool:
+        """True if Horovod must be compiled for it."""
         return self.python is not None or any(each.startswith("torch") for each in self.requirements)
 
 
-# torch before 2.3 was compiled with NumPy 1; newer releases of pyarrow want NumPy 2.
+# torch before 2.3 was compiled with NumPy 1; newer releases of pyarrow require NumPy 2.
 _NUMPY_1 = ("numpy<2", "pyarrow<20")
 COMBINATIONS = {
     "as locked": Combination(),
-    # Not 2.52: a check of Ray's own fails there when a trial starts again.
+    # Not 2.52: one of Ray's own checks fails there when a trial restarts.
     **{f"ray 2.{minor}": Combination((f"ray[tune]==2.{minor}.*",)) for minor in range(51, 60) if minor != 52},
     "bayesian-optimization 3.0": Combination(("bayesian-optimization==3.0.*",)),
     "pandas 2": Combination(("pandas==2.*",)),
@@ -53,7 +53,7 @@ COMBINATIONS = {
         f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
     },
 }
-# Shapes of private APIs; real trials on kept workers, that fail too, with checkpoints.
+# The shapes of private APIs, and real trials: on kept workers, with failures and checkpoints.
 QUICK = [
     "tests/test_compatibility.py",
     "tests/trials/test_checkpoints.py",
@@ -71,9 +71,9 @@ FAILURE_LINES = 150
 
 
 def main() -> int:
-    """Run the combinations that the command line names, all by default; 1 where one fails."""
+    """Run the combinations that the command line names, all by default; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(COMBINATIONS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(COMBINATIONS)}")
     parser.add_argument("--quick", action="store_true", help="only real trials and the private APIs")
     arguments = parser.parse_args()
     names = arguments.names or list(COMBINATIONS)
@@ -106,17 +106,17 @@ class NotHere(Exception):
 
 
 class CannotInstall(Exception):
-    """The combination cannot be installed: the last line of what the installer said."""
+    """The combination cannot be installed; the message is the installer's last line."""
 
 
 def is_good(outcome: str) -> bool:
-    """Tell whether every test passed, or the machine cannot run them."""
+    """Return True if every test passed, or the machine cannot run them."""
     return outcome.startswith(NOT_TRIED) or ("passed" in outcome and "failed" not in outcome)
 
 
 def environment_for(combination: Combination, target: Path) -> Path:
     """Make the combination's environment in `target` and return its Python."""
-    if not combination.is_anew:
+    if not combination.needs_build:
         python = copy_environment(target)
         if combination.requirements:
             pip_install(python, *combination.requirements)
@@ -126,7 +126,7 @@ def environment_for(combination: Combination, target: Path) -> Path:
         raise NotHere(f"there is no {combination.python} on this machine")
     install([base, "-m", "venv", str(target)], INSTALL_TIMEOUT_S)
     python = target / "bin" / "python"
-    # The package's own needs, without the package: this checkout is what is tested.
+    # The package is installed for its requirements and its command; the tests run this checkout.
     with tempfile.TemporaryDirectory() as empty:
         pip_install(python, str(CHECKOUT), *TEST_PACKAGES, *combination.requirements)
         install([str(python), "-m", "horovod_tune.cli", "install-horovod"], COMPILE_TIMEOUT_S, cwd=empty)
@@ -146,7 +146,7 @@ def install(command: list[str], timeout_s: float, cwd: str | None = None) -> Non
             command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        raise CannotInstall(f"{command[-1]} was not over after {timeout_s} s") from None
+        raise CannotInstall(f"{command[-1]} did not end within {timeout_s} s") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no message"]
         raise CannotInstall(f"{said[-1][:300]}")
@@ -162,7 +162,7 @@ def copy_environment(target: Path) -> Path:
 
 
 def link(source: str, target: str) -> None:
-    """Link the file, or copy it where the two are on different disks."""
+    """Link the file, or copy it if the two are on different file systems."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -185,7 +185,7 @@ def run_tests(python: Path, tests: Sequence[str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"failed: not over after {TEST_TIMEOUT_S} s"
+        return f"failed: did not end within {TEST_TIMEOUT_S} s"
     lines = done.stdout.strip().splitlines() or ["no output"]
     if done.returncode:
         print("    " + "\n    ".join(line[:300] for line in lines[-FAILURE_LINES:]), flush=True)

@@ -4,7 +4,7 @@ node_info.py   NodeInfo: what one machine has; collect_info() examines the machi
 findings.py    diagnose(), diagnose_nodes(): what is wrong, with the cure (pure)
 nodes.py       check(): examines every node of the cluster; NodeProbe is the actor that runs on each
 preflight.py   Preflight: the callback that does so before a search's first trial across nodes
-report.py      the one table, and the findings under it
+report.py      the table, and the findings below it
 command.py     `horovod-tune doctor`
 """
 # ruff: noqa: F401 - imported for the rest of the package

@@ -26,9 +26,9 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "doctor",
         help="check that the installed versions are compatible",
         description="Checks that the versions installed here are compatible, and names the cure for each "
-        "problem. Exit status 1 when a trial could not run.",
+        "problem. Exits with status 1 if a trial could not run.",
     )
-    address = "examine every machine of the Ray cluster there, e.g. auto"
+    address = "examine every machine of the Ray cluster at ADDRESS, e.g. auto"
     parser.add_argument("--address", metavar="ADDRESS", help=address)
     parser.set_defaults(run=run)
 
@@ -48,13 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unreachable_reason(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
-    """Return why no Ray cluster answers at `address` within `timeout_s` seconds; None if one does."""
+    """Return why no Ray cluster responds at `address` within `timeout_s` seconds; None if one does."""
     command, nothing = [sys.executable, "-c", _CONNECT, address], subprocess.DEVNULL
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=nothing)
     except subprocess.TimeoutExpired:
         return (
-            f"no Ray cluster answered at {address} within {timeout_s:g} s. Does one run there (ray status), "
+            f"no Ray cluster responded at {address} within {timeout_s:g} s. Does one run there (ray status), "
             "is this its head's address and port, and does a firewall let this machine through?"
         )
     if ran.returncode == 0:

@@ -22,7 +22,7 @@ INSTALL = "horovod-tune install-horovod"
 class Finding:
     """One problem or warning."""
 
-    # A trial cannot run with a problem; with a warning it can, though not everything goes well.
+    # A trial cannot run with a problem; with a warning it runs, but with a drawback.
     level: Literal["problem", "warning"]
     subject: str  # the line of the doctor's table that it belongs to
     what: str
@@ -35,7 +35,7 @@ class Node:
     """One node of the cluster, as it was examined."""
 
     label: str  # its host name, with the address if two have the same
-    address: str  # the address that Ray knows it by
+    address: str  # Ray's address for it
     info: NodeInfo | None = None  # None if examining it failed, with the reason in `failure`
     failure: str | None = None
     # The interface that the ranks' collectives will take, with its address, or why there is none.
@@ -59,7 +59,7 @@ def diagnose(info: NodeInfo) -> list[Finding]:
 def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[Finding]:
     """Return what prevents a trial across nodes, problems first.
 
-    The first node is the driver's: if versions are tied, its version is the right one.
+    The first node is the driver's: if versions are tied, the others are compared with its version.
     """
     found = [
         replace(finding, node=node.label)
@@ -97,7 +97,7 @@ def _packages(info: NodeInfo) -> Iterator[Finding]:
         yield problem(name, f"{name} cannot be imported: {why}", cure)
     for name, seconds in info.slow.items():
         what = f"The import of {name} takes more than {seconds:.0f} s; it may still work."
-        yield warning(name, what, "Check the load of the machine and the file system that has its Python.")
+        yield warning(name, what, "Check the load of the machine and the file system that holds its Python.")
 
 
 def _torch(info: NodeInfo) -> Iterator[Finding]:
@@ -176,7 +176,7 @@ def _room(info: NodeInfo) -> Iterator[Finding]:
 
 
 def _failed(node: Node) -> Iterator[Finding]:
-    why = node.failure or "it did not answer"
+    why = node.failure or "it did not respond"
     if "No module named 'horovod_tune'" in why:
         yield problem("horovod_tune", "horovod_tune is not installed.", "Install it there as on the others.")
     else:
@@ -185,20 +185,20 @@ def _failed(node: Node) -> Iterator[Finding]:
 
 
 def _of_node(node: Node, info: NodeInfo, backend: str) -> Iterator[Finding]:
-    has_horovod = backend == "horovod"
+    needs_horovod = backend == "horovod"
     for finding in diagnose(info):
         if finding.subject != "horovod":
             yield finding
-        elif has_horovod:
+        elif needs_horovod:
             yield finding if info.horovod else replace(finding, level="problem")
-    if ":" in node.address and has_horovod:
-        what = f"Ray knows it by {node.address}; Horovod's rendezvous and Gloo speak IPv4 only."
+    if ":" in node.address and needs_horovod:
+        what = f"Ray's address for it is {node.address}; Horovod's rendezvous and Gloo support only IPv4."
         cure = "Start Ray there with --node-ip-address and an IPv4 address."
         yield problem("interface", what, f"{cure} Hosts without one cannot take part.")
     elif node.interface_failure is not None:
         yield problem("interface", node.interface_failure, "Name an interface that each node has: nics=[...]")
     elif (node.interface_address or "").startswith("127."):
-        what = f"Ray knows it by {node.interface_address}, which no other machine reaches."
+        what = f"Ray's address for it is {node.interface_address}, which no other machine can reach."
         cure = "Start Ray there with --node-ip-address and the address of its network interface."
         yield problem("interface", what, cure)
 

@@ -1,7 +1,7 @@
 """The state of one machine, as plain data that is sent between nodes, and the function that collects it.
 
-Collecting takes some seconds: each import is tried in a new process, since it would be final in this one, and
-one that crashes would take this process with it.
+Collecting takes some seconds: each import is tried in a new process, since it cannot be undone, and one that
+crashes would end this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IMPORT_TIMEOUT_S = 120.0
 # Ray hides the GPUs this way from tasks that request none, such as the one that examines a node.
 HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
-# What each process imports, by package, and the expression of what is then known of it: a dict.
+# By package: what a process imports, and an expression for a dict of facts about it.
 PROBES = {
     "torch": (
         "import torch",
@@ -46,7 +46,7 @@ PROBES = {
     "bayesian-optimization": ("import bayes_opt", "{}"),
     "pandas": ("import pandas", "{}"),
 }
-# Stands before the facts that a process prints: libraries print lines of their own when they are imported.
+# Precedes the facts in a process's output: libraries print lines of their own when they are imported.
 MARK = "horovod_tune facts: "
 
 
@@ -65,7 +65,7 @@ class HorovodInfo:
     """The Horovod of an environment."""
 
     version: str
-    # The patches of `install-horovod` that it carries; None if another build made it.
+    # The patch level of `install-horovod`; None for any other build.
     patch_level: str | None = None
     built_for_torch: str | None = None
     gloo: bool = False
@@ -88,7 +88,7 @@ class NodeInfo:
     unmet: tuple[str, ...] = ()  # requirements of this package that the installed packages do not meet
     # Packages, and modules of a training function, that cannot be imported, and why.
     broken: dict[str, str] = field(default_factory=dict)
-    # Those whose import had not ended after so many seconds: nothing more is known of them.
+    # Those whose import had not ended after this many seconds: nothing more is known about them.
     slow: dict[str, float] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # the modules of the training function that were tried
     torch: TorchInfo | None = None
@@ -106,8 +106,8 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     """Examine this machine and its running Python.
 
     Args:
-        modules: are imported too.
-        timeout_s: for all imports. Those that have not ended by then are slow.
+        modules: further modules to import.
+        timeout_s: for all imports together. Those that have not ended by then are slow.
     """
     end = time.monotonic() + timeout_s
     horovod, torch = installed_horovod(), installed_torch()
@@ -150,10 +150,10 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
 
 
 def probe(imports: str, facts: str = "{}", timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
-    """Return what `facts` is after `imports`, ``{"error": why}``, or ``{"slow_s": seconds}``."""
+    """Return the value of `facts` after `imports`, ``{"error": why}``, or ``{"slow_s": seconds}``."""
     program = f"import json\n{imports}\nprint('\\n{MARK}' + json.dumps({facts}))"
     environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
-    # What Ray put on this process's path (the driver's folder, py_modules) counts for the ranks too.
+    # What Ray put on this process's path (the driver's folder, py_modules) is on the ranks' paths too.
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command, limit_s = [sys.executable, "-c", program], max(0.1, timeout_s)
     quiet: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}

@@ -1,4 +1,4 @@
-"""Runs in the driver, with an actor on each node: examines every node of a cluster at once."""
+"""Runs in the driver, with an actor on each node: examines all nodes of a cluster in parallel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 class NodeProbe:
-    """Examines one node. A plain class: `check` makes a Ray actor without resources of it."""
+    """Examines one node. `check` runs it as a Ray actor that requests no resources."""
 
     def facts(self, modules: Sequence[str], timeout_s: float) -> NodeInfo:
         return collect_info(modules, timeout_s=timeout_s)
@@ -39,7 +39,7 @@ class NodeProbe:
     def unreached(
         self, source: str, peers: Mapping[str, tuple[str, int]], timeout_s: float
     ) -> dict[str, str]:
-        """Return which of `peers` (address and port by label) refuse a connection from `source`."""
+        """Return, by label, why `peers` (address and port by label) could not be reached from `source`."""
 
         def reach(target: tuple[str, int]) -> str | None:
             try:
@@ -63,11 +63,11 @@ def check(
     """Examine each machine of the Ray cluster that this process is connected to.
 
     Machines are distinguished by address: simulated nodes on one machine count once. A cluster of one
-    machine gives an empty report, since nothing goes between hosts then.
+    machine gives an empty report, since nothing is sent between hosts then.
 
     Args:
         modules: of the training function; imported on each machine, in processes of their own.
-        timeout_s: for everything. A machine that has not answered by then is a problem.
+        timeout_s: for the whole check. A machine that has not responded by then is a problem.
         nics: as for `DistributedTrainableCreator`.
         backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod. None: "horovod" if
             any machine has it.
@@ -160,7 +160,7 @@ class _Probes:
             try:
                 answers[label] = ray.get(ref, timeout=max(0.1, self._left_s()))
             except ray.exceptions.GetTimeoutError:
-                self._set(label, info=None, failure="it did not answer in time")
+                self._set(label, info=None, failure="it did not respond in time")
             except ray.exceptions.RayError as error:
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()]
                 self._set(label, info=None, failure=lines[-1] if lines else "it failed with no error message")
@@ -174,7 +174,7 @@ class _Probes:
 
 
 def _interface(info: NodeInfo, node_ip: str, nics: Sequence[str]) -> dict[str, Any]:
-    """Choose the interface as the ranks will."""
+    """Return the interface that the ranks will choose, as fields of `Node`."""
     from horovod_tune.actors.ranks import choose_interface
     from horovod_tune.errors import StartFailed
 

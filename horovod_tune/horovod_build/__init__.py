@@ -3,7 +3,7 @@
 command.py ─► install.py ─┬─ installed.py  torch, Horovod and the compilers: found, or a cure for each
                           └─ build.py      source, patches, `pip wheel`, progress, first error
 
-Nothing here imports torch, Horovod or Ray, so that a build is possible when they do not fit together.
+Nothing here imports torch, Horovod or Ray, so that a build is possible when their versions are incompatible.
 """
 
 from horovod_tune.errors import HorovodTuneError

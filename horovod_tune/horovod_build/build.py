@@ -1,8 +1,8 @@
 """Builds Horovod's wheel: source, patches, `pip wheel`, progress, the first error of a failed build.
 
-Each text that a patch replaces must be found exactly once in its file. Otherwise the
-source is not the version that the patches were written for. That is an error: a build without its patches
-would fail later or, worse, run and misbehave.
+Each text that a patch replaces must occur exactly once in its file. Otherwise the source is not the version
+that the patches were written for, which is an error: a build without its patches would fail later or, worse,
+run and misbehave.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Plan:
 def machine_tag(cpuinfo: str) -> str:
     """Return what a wheel depends on besides Python and torch; `cpuinfo` is the text of ``/proc/cpuinfo``.
 
-    Horovod compiles with the AVX, F16C and FMA instructions of the machine that builds it (on x86-64), so a
-    home directory shared with an older machine must not hand that machine the same wheel.
+    Horovod compiles with the AVX, F16C and FMA instructions of the machine that builds it (on x86-64), so an
+    older machine with the same home directory must not use the same wheel.
 
     >>> machine_tag("flags : fpu avx f16c fma avx2").split("-")[-1]
     'avx.f16c.fma'
@@ -108,7 +108,7 @@ def compile_environment(
     """Return the environment in which Horovod's setup runs.
 
     The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    the plan's name. The others stay, but for the locations of CMake, CUDA and NCCL, which `tools` has.
+    the plan's key. The others stay, except the locations of CMake, CUDA and NCCL, which are those found.
     """
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
@@ -126,7 +126,7 @@ def compile_environment(
     }
     if plan.gpu == "nccl":
         kept["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-        # Shared, as torch uses it: then both have one copy of NCCL in the process.
+        # Shared, as torch links it, so that the process has one copy of NCCL.
         kept.setdefault("HOROVOD_NCCL_LINK", "SHARED")
         assert tools.cuda_home is not None and tools.nccl is not None, "find_tools has found both"
         kept |= {"HOROVOD_CUDA_HOME": str(tools.cuda_home), "CUDA_HOME": str(tools.cuda_home)}
@@ -164,7 +164,7 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
     """Compile `source` into a wheel in `folder`, with the output in `log` and the progress on stdout.
 
     Args:
-        what: What the progress lines call the build.
+        what: Name of the build in the progress lines.
 
     Raises:
         BuildError: The build failed; quotes the first error.
@@ -276,7 +276,7 @@ class Hunk(NamedTuple):
             raise BuildError(
                 f"{self.patch} expects this text once in Horovod's {self.path}, "
                 f"found it {found} times:\n{self.before.rstrip()}\n"
-                "The patches were written for Horovod 0.28.1: give --source its archive, or leave it out."
+                "The patches were written for Horovod 0.28.1: pass its archive to --source, or omit --source."
             )
         return text.replace(self.before, self.after)
 
@@ -291,7 +291,7 @@ def hunks(patch: Path) -> Iterator[Hunk]:
 
 
 def apply(patches: Iterable[Path], source: Path) -> None:
-    """Change the files under `source`: all of them, or none if one patch does not match."""
+    """Apply the patches to the files under `source`, or none of them if one does not match."""
     changed: dict[Path, str] = {}
     for hunk in (hunk for patch in patches for hunk in hunks(patch)):
         path = source / hunk.path

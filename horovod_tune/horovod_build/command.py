@@ -23,8 +23,8 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "install-horovod",
         help="compile Horovod for the installed torch and install it",
         description=f"Compiles Horovod {HOROVOD_VERSION} with Gloo for the torch of this environment and "
-        "installs it. The wheel is kept, by the versions of Horovod, torch, Python and the platform, so that "
-        "the next environment takes seconds. Needs a C++ compiler, make and Python's header files.",
+        "installs it. The wheel is cached by the versions of Horovod, torch, Python and the platform, so "
+        "that another environment takes seconds. Needs a C++ compiler, make and Python's header files.",
     )
     option = parser.add_argument
     gpu = "nccl: collectives of CUDA tensors run on the GPU through NCCL; needs nvcc (default: none)"

@@ -24,9 +24,9 @@ from horovod_tune.horovod_build.installed import (
     installed_torch,
 )
 
-# How long the one collective that tries an installed Horovod may take; the import of torch is included.
+# How long the test collective of an installed Horovod may take, the import of torch included.
 CHECK_TIMEOUT_S = 300
-# After this time the folder of a build is one that was killed.
+# A build's folder that is older than this was left by a build that was killed.
 LONGEST_BUILD_S = 86_400
 
 # Modules that Horovod's setup and its compiled part import, with their names for pip.
@@ -94,11 +94,11 @@ def install_horovod(request: Request) -> None:
     else:
         building = request.cache / "building"
         building.mkdir(parents=True, exist_ok=True)
-        for leftover in building.iterdir():  # of builds that were killed
-            with suppress(FileNotFoundError):  # another build ends at this moment
+        for leftover in building.iterdir():  # a killed build's, if it is old enough
+            with suppress(FileNotFoundError):  # another build has just ended
                 if time.time() - leftover.stat().st_mtime > LONGEST_BUILD_S:
                     shutil.rmtree(leftover, ignore_errors=True)
-        # A folder for each: two builds may run at once, also on hosts that share the cache.
+        # One folder per build: two may run at the same time, also on hosts that share the cache.
         with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
             wheel = _build(plan, torch, request, Path(work))
     if request.wheel_dir is not None:
@@ -127,7 +127,7 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, work: Path) -> P
     apply(patches.patches_for(torch.release, plan.gpu), source)
     jobs = request.jobs or build.max_jobs()
     environment = build.compile_environment(plan, os.environ, jobs=jobs, cmake=cmake, tools=tools)
-    # Horovod's log lines begin with the source file: a short path, not that of a folder which is gone.
+    # Horovod's log lines begin with the source file: make its path short, since this folder is temporary.
     environment["CXXFLAGS"] = f"{environment.get('CXXFLAGS', '')} -ffile-prefix-map={source}/=".strip()
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
     build.compile_wheel(source, work / "wheel", environment, what, log)

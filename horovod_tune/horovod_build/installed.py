@@ -1,4 +1,4 @@
-"""Finds which torch, Horovod and build tools are here, or names what is missing with its cure.
+"""Finds the installed torch, Horovod and build tools; names each that is missing, with its cure.
 
 torch and Horovod are not imported: that takes seconds, and fails in exactly the cases of interest here.
 """
@@ -83,7 +83,7 @@ def installed_horovod() -> InstalledHorovod | None:
 
 
 def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:
-    """Return what to try when ranks could not connect: nothing if Horovod has our newest patches.
+    """Return advice for ranks that could not connect; empty if Horovod has our newest patches.
 
     >>> "port scan" in advice_on_failed_init(InstalledHorovod("0.28.1", "2.13.0"))
     True
@@ -117,7 +117,7 @@ class Nccl:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a build takes from this machine."""
+    """The tools of this machine that a build uses."""
 
     cmake: str | None  # a CMake that is new enough; None means that pip's is fetched for the build
     cuda_home: Path | None = None
@@ -125,7 +125,7 @@ class Tools:
 
 
 def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str]) -> Tools:
-    """Return what a build with `gpu` operations uses.
+    """Return the tools that a build with `gpu` operations uses.
 
     Raises:
         BuildError: something is missing; the message lists all of it, with the cures.

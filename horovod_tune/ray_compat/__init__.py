@@ -1,15 +1,16 @@
 """All private APIs of Ray that this package uses, in one place. Checked against Ray 2.60.0.
 
-- `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
-  trial has reported, whether the cluster can grow, which nodes were preempted, this job's processes and its
-  directory on a host, how large a function may be; the error that Tune does not count as a failure,
-- `schedules`: a scheduler's metric, time attribute and rungs,
+- `queries`: the driver's node, a trial's earlier reports, the cluster's resources and whether it can grow,
+  draining and preempted nodes, the largest function, the session's directory on a host; the error that Tune
+  does not count as a failure,
+- `schedules`: a scheduler's time attribute and settings, a searcher's space,
+- `concurrency_slots`: the slots that Tune's limiters count,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
-- `training_result`: what a trainable returns when it is saved; not imported here, since it imports Ray
-  Data and pandas, which a rank does not need,
-- `patches/`: one file for each part of Tune that is changed.
+- `training_result`: Tune's class for what a trainable's `save` returns; not imported here, since it imports
+  Ray Data and pandas, which a rank does not need,
+- `patches/`: one file per part of Tune that is changed.
 
-Each checks the shape that it was written for (`compatibility`).
+Each checks that Ray has the shape that it was written for (`compatibility`).
 """
 # ruff: noqa: F401 - imported for the rest of the package
 

@@ -1,8 +1,7 @@
 """Checks that private APIs of Ray and torch have the expected shape before they are used.
 
-A `Patch` names what it needs of the other library and what a user loses without it. If the library has
-changed, the patch is not applied and a warning is logged once per process: trials then run more slowly, not
-worse.
+A `Patch` names the APIs that it needs and what a user loses without it. If the library has changed, the patch
+is not applied and a warning is logged once per process.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ logger = logging.getLogger(__name__)
 def difference(part: str) -> str:
     """Return how a part of another library differs from ``part``; "" if it does not.
 
-    ``part`` is a module and, after a colon, a name in it; in brackets a function's parameters, in this order
-    and no others; after ``uses`` names in the source of a function, or in the modules of a class and of its
-    bases: ``"ray.tune.logger:LoggerCallback.log_trial_start(self, trial) uses _trial_files"``.
+    ``part`` has the form ``module:name(parameters) uses names``, such as
+    ``"ray.tune.logger:LoggerCallback.log_trial_start(self, trial) uses _trial_files"``. The parameters are
+    all of the function's, in order; the names are in its source, or in the modules of a class and its bases.
     """
     signature, _, uses = part.partition(" uses ")
     path, _, parameters = signature.rstrip(")").partition("(")
@@ -35,7 +34,7 @@ def difference(part: str) -> str:
         found = functools.reduce(getattr, filter(None, names.split(".")), found)
     except (ImportError, AttributeError) as error:
         return f"there is no {name} ({error})"
-    # Of what we have wrapped ourselves, the original is checked.
+    # Check the original of a function that we have wrapped.
     found = inspect.unwrap(found) if callable(found) else found
     if parameters:
         try:
@@ -49,7 +48,7 @@ def difference(part: str) -> str:
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a method or function of ``owner`` by the decorated one, which takes the original first."""
+    """Replace a method or function of ``owner`` by the decorated one, which gets the original first."""
     original = getattr(owner, name)
 
     def replace(ours: Callable[..., Any]) -> None:
@@ -67,7 +66,7 @@ def _source(found: Any) -> str:
     try:
         if not inspect.isclass(found):
             return inspect.getsource(found)
-        # The whole modules: to find a class in its module, Python would parse that.
+        # The whole modules: to find a class, `inspect.getsource` would parse its module.
         modules = {base.__module__ for base in found.__mro__} - {"builtins"}
         return "".join(inspect.getsource(sys.modules[each]) for each in modules)
     except (OSError, TypeError):  # compiled
@@ -82,7 +81,7 @@ class Patch:
     """A use of another library's private APIs.
 
     Args:
-        name: of the patch, unique.
+        name: unique name of the patch.
         without: what a user loses if it cannot be applied, as a clause.
         parts: the APIs that it was written for, as in `difference`.
     """
@@ -92,7 +91,7 @@ class Patch:
 
     @property
     def fits(self) -> bool:
-        """True if the library has the shape. It is checked once per process, and a change is logged once."""
+        """True if the library has the expected shape; checked, and a difference logged, once per process."""
         if self.name not in _decided:
             differences = list(filter(None, map(difference, self.parts)))
             _decided[self.name] = not differences
@@ -109,5 +108,5 @@ class Patch:
 
     @property
     def is_due(self) -> bool:
-        """Return True if it must be applied now: the library has the shape, and it was not tried before."""
+        """True if the patch fits and must be applied now: it was not checked before in this process."""
         return self.name not in _decided and self.fits

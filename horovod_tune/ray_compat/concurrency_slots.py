@@ -1,4 +1,4 @@
-"""The concurrency slots that Tune's limiters count: a paused trial holds one that is not used."""
+"""The concurrency slots that Tune's limiters count: a paused trial holds one that it does not use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from horovod_tune.ray_compat.compatibility import Patch
 
 _LIMITERS = Patch(
     "concurrency slots of paused trials",
-    "PromotingASHA has fewer trials run at once than max_concurrent",
+    "PromotingASHA runs fewer trials at once than max_concurrent",
     "ray.tune.search:ConcurrencyLimiter uses live_trials num_unfinished_live_trials searcher",
     "ray.tune.search.basic_variant:BasicVariantGenerator uses _live_trials",
 )
 
 
 def release_slot(controller: Any, trial_id: str) -> None:
-    """Make limiters no longer count a paused trial."""
+    """Stop Tune's limiters from counting a paused trial."""
     for limiter, live in _limiters(controller):
         if trial_id in live:
             live.remove(trial_id)
@@ -25,7 +25,7 @@ def release_slot(controller: Any, trial_id: str) -> None:
 
 
 def acquire_slot(controller: Any, trial_id: str) -> None:
-    """Make limiters count a trial again, because it continues."""
+    """Make Tune's limiters count a trial again that continues."""
     for limiter, live in _limiters(controller):
         if trial_id not in live:
             live.add(trial_id)
@@ -34,7 +34,7 @@ def acquire_slot(controller: Any, trial_id: str) -> None:
 
 
 def _limiters(controller: Any) -> Iterator[tuple[Any, set[str]]]:
-    """Yield what limits how many trials of a search run at once, each with the trials that it counts."""
+    """Yield the limiters of a search's concurrent trials, each with the ids of the trials that it counts."""
     if not _LIMITERS.fits:
         return
     from ray.tune.search import ConcurrencyLimiter

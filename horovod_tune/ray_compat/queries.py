@@ -1,4 +1,4 @@
-"""Queries of Ray's private state: nodes, processes, directories, and why an actor died."""
+"""Queries of Ray's private state: nodes, reports, limits and directories."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 _STATE = "ray._private.state:state"
 _DRIVERS_NODE = Patch(
     "the driver's node",
-    "checkpoints and logs reach the driver only where all hosts share the storage path",
+    "checkpoints and logs reach the driver only if all hosts share the storage path",
     f"{_STATE}.job_table",
 )
 _REPORTS = Patch(
     "reports of restored trials",
-    "after Tuner.restore, PromotingASHA knows only the last report of each trial",
+    "after Tuner.restore, PromotingASHA has only the last report of each trial",
     "ray.tune.experiment:Trial uses storage",
     "ray.train._internal.storage:StorageContext uses storage_filesystem trial_fs_path",
 )
@@ -44,14 +44,14 @@ _GROWTH = Patch(
 )
 _FUNCTION_SIZE = Patch(
     "the size of functions",
-    "a training function that is too large to be sent ends the search with an error of Ray's own",
+    "a training function that is too large to be sent ends the search with Ray's own error",
     "ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD",
 )
-# What a trainable class has besides its function when it is pickled: some thousand bytes.
+# Allowance for what a pickled trainable class has besides its function: a few thousand bytes in practice.
 _BYTES_OF_A_CLASS = 100_000
 _PREEMPTION = Patch(
     "preempted nodes",
-    "a trial whose machine is taken away counts that as a failure",
+    "the preemption of a trial's node counts as a failure of the trial",
     f"{_STATE}.get_draining_nodes",
     f"{_STATE}.available_resources_per_node",
     "ray.core.generated.common_pb2:NodeDeathInfo.Reason",
@@ -63,7 +63,7 @@ _ANNOUNCED_END = Patch(
     f"{_GCS}.internal_kv_put(self, key, value, overwrite, namespace, timeout)",
     "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
 )
-# The key and its namespace in Ray's own store.
+# The key and its namespace in Ray's key-value store.
 _ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
 _SESSION_DIRECTORY = Patch(
     "the session's directory",
@@ -74,7 +74,7 @@ _SESSION_DIRECTORY = Patch(
 
 
 def driver_node_id() -> str | None:
-    """Return the id of the Ray node that this job's driver runs on, None if Ray does not know."""
+    """Return the id of the Ray node that this job's driver runs on, or None if Ray has no entry for it."""
     if not _DRIVERS_NODE.fits:
         return None
     from ray._private.state import state
@@ -86,9 +86,9 @@ def driver_node_id() -> str | None:
 
 
 def reports_of(trial: Any) -> list[dict[str, Any]]:
-    """Return what a trial's result.json in the storage has, in its order, lines that are cut off left out.
+    """Return the reports in a trial's result.json in the storage, in order; truncated lines are left out.
 
-    Tune keeps a trial's last report and nothing of those before it.
+    Tune itself keeps only a trial's last report.
     """
     if not _REPORTS.fits:
         return []
@@ -101,19 +101,19 @@ def reports_of(trial: Any) -> list[dict[str, Any]]:
         return []
     reports = []
     for line in lines:
-        with suppress(ValueError):  # cut off
+        with suppress(ValueError):  # truncated
             reports.append(json.loads(line))
     return [report for report in reports if isinstance(report, dict)]
 
 
 def cluster_can_grow() -> bool:
-    """Return True if an autoscaler may add nodes: then today's nodes do not limit what can ever fit.
+    """Return True if an autoscaler may add nodes, so that the present nodes do not limit what can ever fit.
 
-    Ray has no public call for that. With an autoscaler of version 2, nodes have their type as a label, the
-    head of `ray up` from the start; one of version 1 publishes the types of its nodes, and which are
-    starting. A head without a cluster file has a monitor too, which calls its nodes ``node_`` and their id;
-    the provider ``local`` has the machines that its file names and no more, but `ray up` returns before they
-    are there. A head that has just started has not published anything yet.
+    Ray has no public call for that. Autoscaler v2 labels nodes with their type (under `ray up`, the head from
+    the start); v1 publishes the types of its active nodes and which nodes are pending. A head without a
+    cluster file also runs a monitor, whose node types are ``node_`` and an id. The provider ``local`` cannot
+    grow beyond the machines in its file, but `ray up` returns before these have joined. A head that has just
+    started has published nothing yet.
     """
     if not _GROWTH.fits:
         return True
@@ -127,14 +127,14 @@ def cluster_can_grow() -> bool:
     if report.get("pending_nodes") or report.get("pending_launches"):
         return True
     here = worker._global_node
-    if not report and (here is None or not here.is_head()):  # this process has not started the cluster
+    if not report and (here is None or not here.is_head()):  # this process did not start the cluster
         return True
     types.update(report.get("active_nodes") or {})
     return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
 
 
 def most_bytes_of_a_function() -> float:
-    """Return how large a training function may be when it is pickled: it travels in an actor's class."""
+    """Return the maximum size in bytes of a pickled training function, which is part of an actor's class."""
     if not _FUNCTION_SIZE.fits:
         return math.inf
     from ray._private.ray_constants import FUNCTION_SIZE_ERROR_THRESHOLD
@@ -158,13 +158,13 @@ def cluster_size() -> str | None:
 
 
 def check_cluster_holds(placement: Placement) -> None:
-    """Raise ResourcesUnavailable if this driver is connected to a cluster that can never hold it."""
+    """Raise ResourcesUnavailable if this driver is connected to a cluster that can never hold the bundles."""
     if ray.is_initialized() and not cluster_can_grow():
         check_fits(placement, resources_of_nodes())
 
 
 def draining_nodes() -> set[str]:
-    """Return the ids of the draining nodes: those that Ray drains, or all (`announce_end`)."""
+    """Return the ids of the draining nodes: those that Ray drains, or all after `announce_end`."""
     if _ANNOUNCED_END.fits:
         from ray.experimental.internal_kv import _internal_kv_get
 
@@ -209,8 +209,8 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
 class HostPreempted(TrainingFailed, RayActorError):
     """A rank's host was preempted: Tune starts the trial again without counting this as a failure.
 
-    Tune (2.60) does not count a failure against `max_failures` when what ends the trial's step is a
-    `RayActorError` whose `preempted` is true; this holds for one that the trainable raises as well.
+    Tune (2.60) does not count a failure against `max_failures` if the trial's step ends with a
+    `RayActorError` whose `preempted` is true, including one that the trainable itself raises.
     """
 
     def __init__(self, message: str) -> None:
@@ -222,15 +222,14 @@ class HostPreempted(TrainingFailed, RayActorError):
 
 
 def announce_end(address: str) -> None:
-    """Announce to the trials of the Ray at ``address`` (its head's HOST:PORT) that all nodes are about to
-    end.
+    """Announce to the trials of the Ray cluster at ``address`` (HOST:PORT) that all nodes are about to end.
 
-    Ray's own draining is not for that: a drained node ends as soon as it has nothing to do, and with the head
-    the search itself.
+    Ray's own draining does not fit: a drained node ends as soon as it is idle, and the search ends with the
+    head.
 
     Raises:
-        RuntimeError: this Ray has no such call.
-        ray.exceptions.RaySystemError: the head does not answer.
+        RuntimeError: this version of Ray lacks the private calls that this needs.
+        ray.exceptions.RaySystemError: the head does not respond.
     """
     if not _ANNOUNCED_END.fits:
         raise RuntimeError(_ANNOUNCED_END.without)
@@ -242,8 +241,8 @@ def announce_end(address: str) -> None:
 def private_directory() -> Path | None:
     """Return a directory of this Ray session on this host that only this user may enter.
 
-    None in a process without such a session (a client of a cluster elsewhere), or where there cannot be one:
-    the session's is not to be written to, or another user has made one of that name.
+    None in a process without a session (a Ray Client), or if the directory cannot be made: the session's own
+    is not writable, or another user has made one of that name.
     """
     if not _SESSION_DIRECTORY.fits:
         return None

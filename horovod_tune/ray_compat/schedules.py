@@ -16,17 +16,17 @@ _SCHEDULES = Patch(
 
 
 def time_attr_of(scheduler: Any) -> str | None:
-    """Return the time attribute of a scheduler that knows where a training ends; None otherwise.
+    """Return the time attribute of a scheduler that has a ``max_t``; None otherwise.
 
-    The others, such as median stopping and population based training, measure seconds by default, which is of
-    little use for learning curves.
+    The others, such as median stopping and population-based training, measure seconds by default, which are
+    of little use for learning curves.
     """
     if not _SCHEDULES.fits:
         return None
     scheduler = getattr(scheduler, "_base_scheduler", scheduler)
-    knows_end = hasattr(scheduler, "_max_t") or hasattr(scheduler, "_max_t_attr")
+    has_end = hasattr(scheduler, "_max_t") or hasattr(scheduler, "_max_t_attr")
     time_attr = getattr(scheduler, "_time_attr", None)
-    return time_attr if knows_end and isinstance(time_attr, str) else None
+    return time_attr if has_end and isinstance(time_attr, str) else None
 
 
 _SETTINGS = {
@@ -54,7 +54,7 @@ def describe_scheduler(scheduler: Any) -> str:
 
 
 def describe_searcher(search: Any) -> str:
-    """Return a search algorithm's class; a limiter around it is named with its bound."""
+    """Return a search algorithm's class, with the bound of a limiter around it."""
     if search is None or isinstance(search, str):
         return search or "random and grid (Tune's own)"
     inner = getattr(search, "searcher", None)
@@ -65,7 +65,7 @@ def describe_searcher(search: Any) -> str:
 
 
 def space_of(search: Any) -> Any:
-    """Return the space that a search algorithm was given itself; None if it was not."""
+    """Return the space that was passed to the search algorithm itself; None if none was."""
     while getattr(search, "searcher", None) is not None:
         search = search.searcher
     return getattr(search, "space_spec", getattr(search, "_space", None))

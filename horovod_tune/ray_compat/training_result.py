@@ -1,6 +1,6 @@
-"""What trials require of Tune: its class for a result with its checkpoint, and their storage.
+"""Tune's class for a result with its checkpoint, which a trainable's `save` must return.
 
-A trainable's `save` must return the one; `trainable.py` and `coordinator/trial_storage.py` use the other.
+On import, this also checks the trial storage that `trainable.py` and `coordinator/trial_storage.py` use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REQUIRED = (
 )
 if differences := list(filter(None, map(difference, _REQUIRED))):
     raise UnsupportedRay(
-        f"Ray {ray.__version__} does not keep Tune's results or storage as horovod_tune knows them "
+        f"Tune's results or storage in Ray {ray.__version__} differ from what horovod_tune requires "
         f"({'; '.join(differences)}). Install a release that the README lists, or a newer horovod_tune."
     )
 

@@ -51,7 +51,7 @@ _LAUNCH_HOOKS = Patch(
 class _TrialInfo:
     """The session interface that ``ray.tune.get_context()`` and ``ray.tune.report`` use.
 
-    Answers for the calling thread's rank: a TPU v2 or v3 has two ranks in a process.
+    Its values are those of the calling thread's rank: on TPU v2 and v3 a process has two ranks.
     """
 
     run_id = None
@@ -97,8 +97,7 @@ class _TrialInfo:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a function right after one of some modules is imported; importing ray.tune costs 0.6 s, so a
-    rank does not do it before the training function does."""
+    """Runs a hook after a module's import: ranks leave the import of ray.tune (0.6 s) to their function."""
 
     def __init__(self, hooks: Mapping[str, Callable[[ModuleType], object]]) -> None:
         self._hooks = dict(hooks)
@@ -126,7 +125,7 @@ _installed: _TrialInfo | None = None
 
 
 def install_session(session: Session | None) -> None:
-    """Make ``ray.tune.report`` and its friends in this process use ``session``; None removes it."""
+    """Make Tune's functions in this process, such as ``tune.report``, use ``session``; None removes it."""
     global _installed
     _installed = None if session is None else _TrialInfo(session)
     module = sys.modules.get(_SESSION_MODULE)
@@ -149,8 +148,7 @@ def _accept_keywords(module: ModuleType) -> None:
     def report(original: Any, metrics: Any = None, *, checkpoint: Any = None, **keywords: Any) -> None:
         original(merge_metrics(metrics, keywords), checkpoint=checkpoint)
 
-    # Ray takes a session that has a rank for one of Ray Train, and would not name Tune's functions in its
-    # errors.
+    # Ray mistakes a session that has a rank for one of Ray Train: its errors would not name Tune's functions.
     module._in_tune_session = lambda: module.get_session() is not None  # type: ignore[attr-defined]
     tune = sys.modules.get("ray.tune")
     if tune is not None and getattr(tune, "report", None) is before:
@@ -158,7 +156,7 @@ def _accept_keywords(module: ModuleType) -> None:
 
 
 def _set_up_mlflow_once(module: ModuleType) -> None:
-    """Return the no-op module on ranks other than 0, as in a function of Ray Train."""
+    """Make ``setup_mlflow`` return Ray's no-op module on ranks other than 0, as in Ray Train."""
     if not _MLFLOW.fits:
         return
 
@@ -173,7 +171,7 @@ def _set_up_mlflow_once(module: ModuleType) -> None:
 def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:
     """Raise RuntimeError for a task or actor that waits for resources which this trial's ranks hold.
 
-    Ray calls it before it submits one, which by default runs in the trial's placement group.
+    Called by Ray before each submission; by default tasks run in the trial's placement group.
     """
     group = getattr(strategy, "placement_group", None)
     needed = {name: amount for name, amount in resources.items() if amount}
@@ -184,9 +182,9 @@ def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strat
     name = (descriptor.class_name or descriptor.function_name).rpartition(".")[2]
     raise RuntimeError(
         f"the {kind} {name} needs {needed}, but this trial's ranks hold all of its resources, so it "
-        "would wait forever. Run it on what is free in the cluster: "
+        "would wait forever. Run it outside the trial's placement group: "
         f'{name}.options(scheduling_strategy="DEFAULT").remote(...), and keep CPUs free for it with '
-        "tune.TuneConfig(max_concurrent_trials=...); or with num_cpus=0."
+        "tune.TuneConfig(max_concurrent_trials=...); or set num_cpus=0."
     )
 
 
@@ -196,7 +194,7 @@ def prepare_rank_process() -> None:
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
         ray.remote_function._task_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
         ray.actor._actor_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
-    # Warns of a module that Tune no longer has when the training function imports Tune.
+    # The hook of ray.tune logs a warning if Tune no longer has one of these modules.
     hooks = {
         _SESSION_MODULE: _install,
         _REPORT_MODULE: _accept_keywords,

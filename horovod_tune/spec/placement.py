@@ -29,7 +29,7 @@ def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
 
 
 def fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
-    """Return True if nodes of these resources hold all bundles of a trial.
+    """Return True if nodes with these resources can hold all bundles of a trial.
 
     >>> fits(Placement(({"CPU": 2.0},) * 2, "STRICT_SPREAD"), [{"CPU": 4.0}, {"CPU": 1.0}])
     False
@@ -52,7 +52,7 @@ def fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
 
 
 def fits_one_node(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
-    """Return True if a trial may fit on one node, so that nothing of it goes between machines.
+    """Return True if a trial may fit on one node, so that its workers send nothing between nodes.
 
     >>> fits_one_node(Placement(({"CPU": 2.0},) * 3, "PACK"), [{"CPU": 4.0}, {"CPU": 4.0}])
     False

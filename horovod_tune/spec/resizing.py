@@ -1,4 +1,4 @@
-"""A trial whose resources a scheduler has changed: as many ranks as the new ones hold."""
+"""Resizes a trial whose resources a scheduler has changed, to as many ranks as the new ones hold."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
     The spec is unchanged if these are its own bundles.
 
     Raises:
-        SpecError: the bundles are not those of a whole number of ranks, or of more or fewer than the trial
-            may have.
+        SpecError: the bundles do not hold a whole number of ranks, or more or fewer than the trial may have;
+            or the trial runs on TPUs.
 
     >>> from horovod_tune.spec.trial_spec import make_spec
     >>> resized(make_spec(num_slots=2), [{"CPU": 4.0}]).world_size
@@ -51,21 +51,21 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
         raise SpecError(
             f"cannot resize a trial to {_text(bundles)}: {size} rank(s) are more than "
             f"max_workers={spec.max_workers}. DistributeResources(increase_by=..., increase_by_times=...) "
-            "bounds what a trial gets"
+            "limits what a trial gets"
         )
     if spec.num_hosts is None or (spec.num_hosts == 1 and len(slots) > 1):
-        # It is not known on how many hosts the bundles land.
+        # The bundles may land on any number of hosts.
         return replace(spec, num_hosts=None, num_slots=None, num_workers=size, resized_slots=slots)
     if len(set(slots)) > 1:
         raise SpecError(
-            f"cannot resize a trial to {_text(bundles)}: with num_hosts={spec.num_hosts} every host has as "
-            "many ranks. Give num_workers without num_hosts where hosts do not matter"
+            f"cannot resize a trial to {_text(bundles)}: with num_hosts={spec.num_hosts} every host has "
+            "the same number of ranks. Pass num_workers without num_hosts if hosts do not matter"
         )
     return replace(spec, num_hosts=len(slots), num_slots=slots[0], num_workers=None, resized_slots=slots)
 
 
 def with_workers(spec: TrialSpec, workers: int) -> TrialSpec:
-    """Return the spec of a trial with as many ranks, on as many hosts as it has.
+    """Return the spec of a trial with this number of workers, on the number of hosts that it has.
 
     >>> from horovod_tune.spec.trial_spec import make_spec
     >>> with_workers(make_spec(num_hosts=2, num_slots=1), 4).slots
@@ -87,7 +87,7 @@ def request_for(placement: Placement) -> PlacementGroupFactory:
 def resized_request(
     spec: TrialSpec, resources: PlacementGroupFactory | dict[str, float]
 ) -> PlacementGroupFactory:
-    """Return the resource request of a trial to which a scheduler gives these resources, in Tune's two forms.
+    """Return a trial's resource request for resources from a scheduler, in either of Tune's two forms.
 
     Raises:
         SpecError: a trial cannot run with them.

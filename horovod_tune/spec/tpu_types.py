@@ -1,4 +1,4 @@
-"""The types of TPU slices, by Cloud TPU's and Ray's names (`v4-32`): how many hosts, and chips on each."""
+"""Types of TPU slices by the names of Cloud TPU and Ray (`v4-32`): their hosts, and the chips per host."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from horovod_tune.errors import SpecError
 
 # By generation: the number in a type's name counts cores.
 _CORES_OF_A_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5litepod": 1, "v5p": 2, "v6e": 1, "v7x": 2}
-# Generations whose hosts have up to 8 chips where one host is the whole slice; otherwise a host has 4.
+# Generations whose hosts have up to 8 chips if one host is the whole slice; otherwise a host has 4.
 _UP_TO_8_CHIPS = ("v5litepod", "v6e")
 
 
 def shape_of(tpu_type: object) -> tuple[int, int]:
     """Return the number of hosts of a slice of this type, and of chips on each.
 
-    As Ray 2.60 works it out (`ray._private.accelerators.tpu`), after Cloud TPU's documentation.
+    The rules are those of Ray 2.60 (`ray._private.accelerators.tpu`) and of Cloud TPU's documentation.
 
     Raises:
         SpecError: there is no such type.
@@ -35,7 +35,7 @@ def shape_of(tpu_type: object) -> tuple[int, int]:
     if chips <= 4 or (generation in _UP_TO_8_CHIPS and chips <= 8):
         return 1, chips
     if chips % 4:
-        raise SpecError(f"tpu_type {tpu_type!r} would have {chips} chips, which hosts of 4 cannot make up")
+        raise SpecError(f"tpu_type {tpu_type!r} would have {chips} chips, not a multiple of a host's 4")
     return chips // 4, 4
 
 

@@ -182,7 +182,7 @@ class TrialSpec:
 
     @property
     def slot_resources(self) -> dict[str, float]:
-        """Return the resources of one rank."""
+        """The resources of one rank."""
         resources = {"CPU": float(self.num_cpus_per_slot)}
         if self.use_gpu:
             resources["GPU"] = 1.0
@@ -204,7 +204,7 @@ class TrialSpec:
 
 
 def make_spec(*, num_cpus_per_worker: float | None = None, **arguments: Any) -> TrialSpec:
-    """Return the spec for arguments of `DistributedTrainableCreator`, one of them also by an older name.
+    """Return the spec for arguments of `DistributedTrainableCreator`, with the alias of num_cpus_per_slot.
 
     Raises:
         SpecError: see TrialSpec.

@@ -2,8 +2,8 @@
 
 torch_xla 2.9 keeps an executable in a file named by the hash of its graph, of the compiler's flags, and of
 the device's topology and libtpu (`PersistentCache` and `hash_comp_env` in its sources). It writes that file
-in place, without a lock, and a reader may come too early. So each chip of each host has a directory of its
-own: a chip is one process's at a time, by libtpu's own lock, and so is its directory.
+in place, without a lock, so that a reader may find it incomplete. Therefore each chip of each host has its
+own directory: libtpu's lock gives a chip, and with it the directory, to one process at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# A directory, or `off`. torch_xla's own XLA_PERSISTENT_CACHE_PATH comes before it.
+# A directory, or `off`. torch_xla's own XLA_PERSISTENT_CACHE_PATH takes precedence.
 VARIABLE = "HOROVOD_TUNE_XLA_CACHE"
 # The size limit of a chip's directory when a process starts; least recently used files are deleted first.
 LIMIT_BYTES = 2 << 30
@@ -26,7 +26,7 @@ def directory_of(
     Args:
         environ: of the process.
         device: as torch_xla names it. Its CPU device can write executables and not read them (`Deserializing
-            serialized executable not supported`), so it has none unless the variable names one.
+            serialized executable not supported`), so it has no directory unless the variable names one.
         version: torch_xla's; another may compile the same graph differently.
 
     Raises:
@@ -46,7 +46,7 @@ def directory_of(
     if asked and not os.path.isabs(asked):
         raise ValueError(f"{VARIABLE} must be an absolute path or 'off', got {asked!r}")
     caches = environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(caches):  # the standard has relative paths ignored
+    if not os.path.isabs(caches):  # the XDG specification: a relative path is ignored
         caches = os.path.join(environ.get("HOME") or Path.home(), ".cache")
     base = Path(asked) if asked else Path(caches, "horovod_tune", "xla")
     return base / version / host / f"chip-{chip}"

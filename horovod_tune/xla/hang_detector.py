@@ -1,8 +1,8 @@
-"""Runs in the host actor: decides from their activity if a host's ranks hang, and writes the error. Pure.
+"""Runs in the host actor: decides if its ranks hang, from their activity, and writes the error. Pure.
 
 Nothing on a TPU reports that a collective waits for a rank that never enters it. From outside, only
 inactivity can be observed: no report, no torch_xla operation, no computation on the host. A compilation
-computes, and a step on the device is an operation, so a slow start is no hang.
+computes, and a step on the device is an operation, so a slow start is not a hang.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from horovod_tune.session import session
 
-# How often the activity is compared, more often if the limit is short. So a step that computes for a second
-# every few minutes is seen.
+# How often the activity is compared; more often if the limit is short. A step that computes for a second
+# every few minutes is detected this way.
 CHECK_INTERVAL_S = 60.0
 # The share of one CPU that all ranks of a host together may use and still count as inactive.
 BUSY_SHARE = 0.01
@@ -22,9 +22,9 @@ LEAST_CPU_S = 0.1
 
 
 class Activity(NamedTuple):
-    """What the ranks of a host have done so far, counted from any start, besides what they have sent.
+    """What the ranks of a host have done so far, except what they have sent. Only differences matter.
 
-    ``operations`` is what torch_xla counts; ``cpu_s`` is the time of their processes and of those below them.
+    ``operations`` is torch_xla's count; ``cpu_s`` is the CPU time of their processes and of those below them.
     """
 
     operations: int
@@ -58,15 +58,15 @@ class Inactivity:
                 does not listen, and the ranks rightly wait.
         """
         before, self._before = self._before, work  # `restart` may come from another thread
-        if before is None or _has_moved(before, work, listened_s):
+        if before is None or _was_active(before, work, listened_s):
             self._inactive_s = 0.0
             return False
         self._inactive_s += listened_s
         return self._inactive_s >= self._limit_s
 
 
-def _has_moved(before: Activity, now: Activity, listened_s: float) -> bool:
-    # Less than before is movement too: a process below a rank has ended.
+def _was_active(before: Activity, now: Activity, listened_s: float) -> bool:
+    # A decrease is activity too: a process below a rank has ended.
     has_computed = abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
     return has_computed or now.operations != before.operations
 
@@ -79,12 +79,12 @@ def waits_in_report(stack: str) -> bool:
 def explain(stacks: Mapping[int, str | None], limit_s: float) -> tuple[int, str] | None:
     """Return which rank hangs and the error's text, or None if every rank waits in its report.
 
-    A rank that has reported waits for rank 0, which is on another host then, or for Tune. Of the others,
-    the one at the least common place is named: usually the others wait for it.
+    A rank that waits in its report waits for rank 0 on another host, or for Tune. Of the other ranks, one at
+    the least common place is named: usually the rest wait for it.
 
     Args:
-        stacks: of each rank's training function; None for one that did not answer.
-        limit_s: for how long they have been inactive.
+        stacks: of each rank's training function; None for a rank that sent none in time.
+        limit_s: for how long the ranks have been inactive.
 
     >>> rank, text = explain({0: "sync()", 1: "sync()", 2: "queue.get()"}, 1800)
     >>> print(rank, text)

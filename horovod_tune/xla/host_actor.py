@@ -1,7 +1,7 @@
 """The worker of a TPU trial: one actor per host, which holds the chips for Ray; ranks are processes below it.
 
-It never touches the device itself. Its methods are called by the coordinator's worker group and by
-`xla_launcher.XlaLauncher` only.
+It never touches the device itself. Its methods are called only by the coordinator's worker group and by
+`xla_launcher.XlaLauncher`.
 
 Step 2 of 5 of a report's path: `xla/rank.py` sends it here, and `poll()` hands it to the
 coordinator (`coordinator/worker_group.py`).
@@ -57,7 +57,7 @@ class HostActor:
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._outbox = Outbox()
-        # Held while the ranks' output goes into the outbox, which it does when that is empty, or a rank ends.
+        # Held while the ranks' output moves to the outbox: when that is empty, and when a rank ends.
         self._sending = threading.Lock()
         self._inactivity = Inactivity(stall_timeout_s)
         self._listened_s = 0.0
@@ -91,10 +91,10 @@ class HostActor:
     def launch(self, plan: LaunchPlan) -> tuple[list[Ordinals], list[tuple[int, float]]]:
         """Start this host's ranks; return their ordinals, and every process below this actor.
 
-        A process is its pid and what `process_start` returns. Meanwhile, `describe` is the heartbeat.
+        A process is its pid and its `process_start`. While the ranks start, `describe` is the heartbeat.
 
         Raises:
-            RuntimeError: they did not start; the message has how they ended.
+            RuntimeError: they did not start; the message describes how they ended.
         """
         ranks = self._supervisor.launch(plan, self._timeout_s)
         return [rank.place for rank in ranks], self._supervisor.processes()
@@ -105,10 +105,10 @@ class HostActor:
             rank.info = infos[rank.ordinal]
 
     def begin(self, request: TrialRequest) -> None:
-        """Start a trial's training function on every rank; returns at once."""
+        """Start a trial's training function on every rank; return without waiting."""
         self._outbox = Outbox()
         self._restart_inactivity()
-        # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
+        # With cloudpickle, as in Ray: a config may hold objects of the script's own classes.
         function, parameters = ray.get(request.function), self._share(request.parameters)
         packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
         place = {"node_id": self._node_id, "copies": self._copies}
@@ -121,9 +121,9 @@ class HostActor:
                 self._fail(rank, *rank.loss)
 
     def _share(self, reference: Any) -> str | None:
-        """Return a path of this host with the bytes of ``reference``, a Ray ObjectRef; None for None.
+        """Return a path on this host with the bytes of ``reference``, a Ray ObjectRef; None for None.
 
-        They are fetched and written once: the next trial of the same function finds them there.
+        They are fetched and written once, also for later trials of the same function.
         """
         if reference is None:
             return None
@@ -160,7 +160,7 @@ class HostActor:
         with self._sending:
             for rank in self._ranks:
                 for text in rank.new_output():
-                    # One write for each block, which Ray forwards to the driver.
+                    # One write per block, which Ray forwards to the driver.
                     lines = text.decode("utf-8", "replace").splitlines()
                     sys.stdout.write("".join(f"[rank {rank.ordinal}] {line}\n" for line in lines))
                     sys.stdout.flush()
@@ -201,7 +201,7 @@ class HostActor:
         """Do nothing: a collective on a TPU breaks only when its ranks end; the coordinator ends them."""
 
     def end_process(self) -> None:
-        """Run no exit handlers: those of the TPU runtime may wait for other hosts."""
+        """Do nothing: exit handlers of the TPU runtime may wait for other hosts."""
 
     def dump_commit(self) -> bytes | None:
         """Return None: ranks of a TPU trial cannot commit."""
@@ -213,7 +213,7 @@ class HostActor:
             self._outbox.put(LogChunk(rank.ordinal, b""))
 
     def reset(self, join_s: float) -> list[str]:
-        """Reset every rank's process; return what keeps the next trial from using it."""
+        """Reset every rank's process; return what keeps the next trial from using them."""
         answers = self._supervisor.ask(self._ranks, "reset", "reset_done", join_s + RESET_S, join_s=join_s)
         problems = []
         for rank in self._ranks:
@@ -262,7 +262,7 @@ class HostActor:
         try:
             fingerprint = ask_node(place, target)
         except Exception as problem:
-            # Any error: the rank waits for an answer, and raises it in the training function.
+            # Any error: the rank waits for a reply, and raises it in the training function.
             error = f"{type(problem).__name__}: {problem}"
         rank.is_fetching = False
         rank.send("fetched", fingerprint=fingerprint, error=error)

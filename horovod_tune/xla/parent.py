@@ -1,7 +1,7 @@
 """The parent of one host's ranks: imports everything once, forks a process per chip, reports how they ended.
 
-A process of its own between the host actor and the ranks: it touches no device, and may fork safely, which
-an actor with Ray's threads may not.
+A separate process between the host actor and the ranks: it touches no device, and can fork safely, which an
+actor with Ray's threads cannot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _started: list[multiprocessing.process.BaseProcess] = []
 
 
 def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float) -> None:
-    """Import, wait for the plan, launch; returns when every rank has ended."""
+    """Import, wait for the plan, launch; return when every rank has ended."""
     rank.die_with_parent(actor_pid)
     own_pid = os.getpid()
     registry = socket.socket(fileno=registry_fd)
@@ -40,11 +40,11 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
             os.environ.pop(name, None)
         os.environ.update(plan.environment)
         _remember_started_processes()
-        # Before anything of torch_xla's, which may wait for other hosts. Also runs in forks of the ranks.
+        # Before any code of torch_xla, which may wait for other hosts. It also runs when a rank forks.
         os.register_at_fork(
             after_in_child=lambda: rank.die_with_parent(own_pid) if os.getppid() == own_pid else None
         )
-        # Python warns of forking with threads since 3.12; here are none but idle ones that imports left.
+        # Since 3.12 Python warns of forking with threads; the only ones here are idle, left by imports.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
         abort = functools.partial(rank.abort, registry_fd)
         runtime.launch(rank.serve, plan, (registry_fd, runtime_path, own_pid, heartbeat_s), abort)
@@ -57,7 +57,7 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
 def _receive_plan(registry: socket.socket) -> LaunchPlan:
     data = registry.recv(_MAX_PLAN_BYTES)
     if not data:
-        os._exit(0)  # the actor left before it had a plan
+        os._exit(0)  # the actor ended before it sent a plan
     plan: LaunchPlan = pickle.loads(data)  # from the actor that started us, over a socket that only it has
     return plan
 

@@ -1,7 +1,7 @@
 """One rank on a TPU host: connects to the host actor, then runs one trial's training function after another.
 
-`serve` is what torch_xla's launcher calls. The training function runs in its own thread while this one
-listens, so that a rank which compiles for minutes still sends heartbeats.
+torch_xla's launcher calls `serve`. The training function runs in its own thread while this one receives
+messages, so that a rank which compiles for minutes still sends heartbeats.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _output: IO[bytes] | None = None
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends.
+    """Make the kernel kill this process when the thread that started it ends.
 
-    So each rank ends with its parent, and that with its host actor: an orphan would lock the chip.
+    Thus each rank ends with its parent, and the parent with its host actor: an orphan would lock the chip.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -66,7 +66,7 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
     faulthandler.enable()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(None)  # a fork has its parent's
+        numpy.random.seed(None)  # a fork has its parent's random state
     try:
         runtime = load_runtime(runtime_path)
         with _one_at_a_time:
@@ -74,7 +74,7 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
         _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
     except BaseException:  # any: sent to the host actor, which raises it
         abort(registry_fd)
-    # At once, since the runtime's own exit may wait for other hosts.
+    # Without exit handlers: the runtime's may wait for other hosts.
     os._exit(0)
 
 
@@ -90,7 +90,7 @@ def abort(registry_fd: int) -> NoReturn:
 
 
 def _join(registry_fd: int, runtime: Runtime) -> Channel:
-    """Send the host actor this rank's place, the channel's other end, and its output."""
+    """Send the host actor this rank's place, the channel's other end, and the file of its output."""
     ours, theirs = socket.socketpair()
     hello = {"kind": "hello", "pid": os.getpid(), "place": astuple(runtime.ordinals())}
     descriptors = [theirs.fileno(), *_redirect_output()]
@@ -102,7 +102,7 @@ def _join(registry_fd: int, runtime: Runtime) -> Channel:
 
 
 def _redirect_output() -> list[int]:
-    """Send what this process prints, C++ included, into an unnamed file; return it, once per process."""
+    """Redirect this process's output, C++ included, to an unnamed file; return it once per process."""
     global _output
     with _one_at_a_time:
         if _output is not None:
@@ -110,7 +110,7 @@ def _redirect_output() -> list[int]:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         _output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        # The host actor shortens the file.
+        # To append, since the host actor truncates the file.
         fcntl.fcntl(_output, fcntl.F_SETFL, os.O_APPEND)
         os.dup2(_output.fileno(), 1)
         os.dup2(_output.fileno(), 2)
@@ -135,7 +135,7 @@ class _Rank:
     def run(self, heartbeat_s: float) -> None:
         from horovod_tune.rank.reset.baseline import Baseline
 
-        # The C library catches a signal of its own from a process's first thread on.
+        # With the first thread, the C library installs a signal handler, which the baseline must have.
         first = threading.Thread(target=lambda: None)
         first.start()
         first.join()
@@ -145,14 +145,14 @@ class _Rank:
         while there:
             messages, there = self._channel.receive(heartbeat_s)
             for message in messages:
-                self._take(message)
+                self._handle(message)
             if there and not messages:
                 try:
                     self._channel.send("alive", operations=self._runtime.operations())
                 except OSError:
                     return
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "begin", "pickled_request": request, "world": world, "copies": copies}:
                 self._node_id, self._copies = message["node_id"], HostCopies(Path(copies))
@@ -208,10 +208,10 @@ class _Rank:
         return open_checkpoint(place, self._node_id, self._copies, ask=self._ask_node)
 
     def _ask_node(self, place: CheckpointPlace, target: str | None = None) -> Any:
-        """Have the host actor call `host_copies.ask_node`: this process has no connection to Ray."""
+        """Make the host actor call `host_copies.ask_node`: this process has no connection to Ray."""
         self._channel.send("fetch", path=place.path, node_id=place.node_id, target=target)
-        # Without a limit: the actor answers whatever happens to the copy, whose own limit is in
-        # `host_copies.ask_node`, and this process dies with the actor.
+        # Without a timeout: `host_copies.ask_node` has one, after which the actor replies with its error, and
+        # this process dies with the actor.
         answer = self._fetched.get()
         if why := answer["error"]:
             raise RuntimeError(f"the checkpoint {place.path} could not be copied to this host:\n{why}")

@@ -1,4 +1,4 @@
-"""The interface to the library that starts a host's ranks. Runs in the fork parent and in each rank."""
+"""The interface to the library that starts a host's ranks. Used in the ranks' parent and in each rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LaunchPlan:
     """The environment of a host's ranks.
 
     ``environment`` is common to them; ``of_each`` holds the variables of each process, in the order of
-    processes on the host (empty: torch_xla works them out).
+    processes on the host (empty: torch_xla determines them).
     """
 
     environment: dict[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Ordinals:
 
 
 class Runtime(Protocol):
-    """Starts the ranks of a host and knows their device: `TorchXla`, or what a test puts in its place."""
+    """Starts the ranks of a host and handles their device: `TorchXla`, or a test's fake."""
 
     def load(self) -> None:
         """Import what ranks need. Runs in the parent, before it forks, and must not touch a device."""
@@ -43,10 +43,10 @@ class Runtime(Protocol):
     def launch(
         self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], abort: Callable[[], NoReturn]
     ) -> None:
-        """Run ``serve(ordinal, *arguments)`` in every rank; returns or raises when they have ended.
+        """Run ``serve(ordinal, *arguments)`` in every rank; return or raise when they have ended.
 
-        ``abort()`` is for a process that fails before ``serve``, called in its exception's handler: the
-        others may wait for it.
+        A process that fails before ``serve`` must call ``abort()`` in its exception handler: the others may
+        wait for it.
         """
 
     def open_cache(self) -> None:

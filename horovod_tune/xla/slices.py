@@ -1,4 +1,4 @@
-"""Which resources a TPU trial requests, and which slices a cluster has. Pure: no Ray, no torch_xla.
+"""The resources that a TPU trial requests, and the slices of a cluster. Pure: no Ray, no torch_xla.
 
 Names and values are those of Ray 2.60's accelerator manager (`ray._private.accelerators.tpu`), which follow
 Cloud TPU's documentation.
@@ -30,7 +30,7 @@ SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-wor
 
 @dataclass(frozen=True)
 class TpuHost:
-    """The TPU resources of a Ray node; ``chips`` is 0 for one without."""
+    """The TPU resources of a Ray node; ``chips`` is 0 for a node without TPUs."""
 
     node_id: str
     chips: int
@@ -129,9 +129,9 @@ def _chips_of_a_host(spec: TrialSpec, single: Sequence[TpuHost]) -> int:
     if spec.tpu_type is not None:
         return shape_of(spec.tpu_type)[1]
     raise ResourcesUnavailable(
-        "the cluster has no TPU host that is a slice by itself. Give num_hosts for a slice of several, "
-        "num_slots or tpu_type if an autoscaler should start a host, or set PJRT_DEVICE=CPU to try it on "
-        "the CPU."
+        "the cluster has no TPU host that is a slice by itself. Pass num_hosts for a slice of several hosts, "
+        "num_slots or tpu_type if an autoscaler should start a host, or set PJRT_DEVICE=CPU to try the "
+        "trial on the CPU."
     )
 
 
@@ -182,7 +182,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
 
 
 def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> list[dict[str, float]]:
-    """Return the bundles of the slice's other hosts, by the resource that Ray gives every host of a slice.
+    """Return the bundles of the slice's other hosts; Ray gives each of its hosts a resource of its name.
 
     Raises:
         StartFailed: the head's node is not in a slice with ``spec.num_hosts`` hosts.
@@ -201,7 +201,7 @@ def check_slice(infos: Sequence[WorkerInfo], hosts: Sequence[TpuHost]) -> list[i
     """Return the worker id of each worker's host.
 
     Raises:
-        StartFailed: they are not every host of one slice, each once.
+        StartFailed: they are not on all hosts of one slice, one per host.
 
     >>> landed = [WorkerInfo("b", "10.0.0.2", "hb", 1, 0.0), WorkerInfo("a", "10.0.0.1", "ha", 1, 0.0)]
     >>> check_slice(landed, [TpuHost("a", 4, "s", 0), TpuHost("b", 4, "s", 1)])

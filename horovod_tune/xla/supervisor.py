@@ -33,20 +33,20 @@ _BOOT = "import json, sys; path, *arguments = json.loads(sys.argv[1]); sys.path[
 _BOOT += "import horovod_tune.xla.parent as parent; parent.main(*arguments)"
 _READ_BYTES = 1 << 20
 _TAIL_BYTES = 16000
-# How the long last line of Python's fault handler begins.
+# The beginning of a long line that Python's fault handler prints last.
 _NOISE = "Extension modules: "
 
 _USUAL_CAUSES = {
-    signal.SIGSEGV: " (segmentation fault). On a TPU host the usual cause is a lack of memory: let the "
-    "ranks load less, or share one model (horovod_tune.with_parameters).",
+    signal.SIGSEGV: " (segmentation fault). On a TPU host the usual cause is a lack of memory: load less "
+    "in each rank, or share one model (horovod_tune.with_parameters).",
     signal.SIGKILL: ". The kernel killed it since memory ran out (`dmesg` shows it), or another process did.",
 }
 
 
 class RankProcess:
-    """One rank, as its host actor sees it.
+    """The host actor's record of one rank.
 
-    ``output`` is the file of what its process prints; None for the second rank of a process.
+    ``output`` is the file of its process's output; None for the second rank of a process.
     """
 
     def __init__(self, place: Ordinals, pid: int, channel: Channel, output: int | None) -> None:
@@ -56,9 +56,9 @@ class RankProcess:
         self.is_running = False
         # True while the host actor fetches a checkpoint for it.
         self.is_fetching = False
-        # How it was lost, once it was.
+        # How it was lost; None before.
         self.loss: tuple[FailureKind, str] | None = None
-        # Its answers to `Supervisor.ask`, by kind.
+        # Its replies to `Supervisor.ask`, by kind.
         self.replies: dict[str, dict[str, Any]] = {}
         self.operations = 0
         self.last_heard = time.monotonic()
@@ -88,7 +88,7 @@ class RankProcess:
         return "\n".join(line for line in printed if not line.startswith(_NOISE)).strip()
 
     def drop_output(self) -> None:
-        """Free the disk of what it has printed so far."""
+        """Delete what its process has printed so far."""
         if self._output is not None:
             os.ftruncate(self._output, 0)
             self._read_bytes = 0
@@ -96,7 +96,7 @@ class RankProcess:
     def is_unresponsive(self, timeout_s: float) -> bool:
         """Return True if it has neither sent anything nor computed for ``timeout_s``.
 
-        A rank that holds Python's lock while it compiles cannot send, but it computes.
+        A rank that holds the GIL while it compiles cannot send, but it computes.
         """
         with contextlib.suppress(psutil.NoSuchProcess):
             used_s = sum(psutil.Process(self.pid).cpu_times()[:2])
@@ -106,7 +106,7 @@ class RankProcess:
 
 
 def family_cpu_s(pid: int) -> float:
-    """Return the CPU time in s of a process, of all below it, and of those that they have waited for."""
+    """Return the CPU time in s of a process, of all below it, and of children that they have waited for."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -122,8 +122,8 @@ def family_cpu_s(pid: int) -> float:
 class Supervisor:
     """The ranks of one host, and their parent.
 
-    A thread for each rank receives its messages, and calls ``on_message(rank, message)`` with each that is no
-    heartbeat and no answer, and at last ``on_loss(rank)``.
+    One thread per rank receives its messages. It calls ``on_message(rank, message)`` for each that is neither
+    a heartbeat nor a reply, and finally ``on_loss(rank)``.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Supervisor:
         """Start the ranks; return them when all have started, however long that takes.
 
         Raises:
-            RuntimeError: they could not start, which has the parent's own error, or one of them was suspended
-                for ``timeout_s``.
+            RuntimeError: they could not start (the message has the parent's error), or a process was
+                suspended for ``timeout_s``.
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
             self._registry.send(pickle.dumps(plan))
@@ -162,7 +162,7 @@ class Supervisor:
             while not self._changed.wait_for(
                 lambda: self._is_up or self._exits is not None, self._heartbeat_s
             ):
-                # Silence means nothing: a rank of a slice waits for those of all hosts before it can send.
+                # Without a limit: before a rank can send, it waits for the ranks of all hosts of its slice.
                 since = {pid: since.get(pid, time.monotonic()) for pid in suspended_below(os.getpid())}
                 for pid, began in since.items():
                     if time.monotonic() - began > timeout_s:
@@ -188,7 +188,7 @@ class Supervisor:
     def ask(
         self, ranks: Collection[RankProcess], request: str, reply: str, timeout_s: float, **fields: Any
     ) -> dict[int, dict[str, Any]]:
-        """Send ranks a request; return their replies by rank, of all but lost ranks, or what came in time."""
+        """Send ranks a request; return the replies that came in time, by rank. Ignore lost ranks."""
         for rank in ranks:
             rank.replies.pop(reply, None)
             rank.send(request, **fields)
@@ -222,15 +222,15 @@ class Supervisor:
         with self._changed:
             self._exits = exits
             self._changed.notify_all()
-        # The parent ends with this thread: at once if this has failed, else it is about to.
+        # The parent dies with this thread: wait for its own end, unless reading its messages failed.
         if exits and self._parent is not None:
             self._parent.wait()
 
     def _read_registry(self, parent: subprocess.Popen[bytes]) -> dict[int, int | None]:
-        """Take messages until the parent ends; return how the processes that it started have ended."""
+        """Process messages until the parent ends; return how the processes that it started have ended."""
         self._registry.settimeout(TICK_S)
         while True:
-            status = parent.poll()  # before the read: what the parent has sent last is read all the same
+            status = parent.poll()  # before the read, so that the parent's last message is read
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
             except ConnectionResetError:
@@ -317,7 +317,7 @@ class Supervisor:
 
 
 def suspended_below(pid: int) -> list[int]:
-    """Return the processes below one that a signal has suspended."""
+    """Return the descendants of a process that a signal has suspended."""
     found = []
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

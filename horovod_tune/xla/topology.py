@@ -13,7 +13,7 @@ from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.slices import UNDIVIDED, is_undivided
 
-# How the chips of one host form a mesh (x,y,z), a process each.
+# How the chips of one host form a mesh (x,y,z), with one process per chip.
 PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 # A chip of v2 or v3 is two devices, and so two ranks, in one process.
 RANKS_OF_A_CHIP = (1, 2)
@@ -59,7 +59,7 @@ def plans_for_slice(
 def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | None = None) -> LaunchPlan:
     """Return a single host's plan: which chips, unless the trial has all of them.
 
-    Two trials on one host must not meet on a port, so a chip's port is its own.
+    Two trials on one host must not share a port, so each chip has its own.
 
     Raises:
         StartFailed: the trial landed on part of a host that has to be taken whole.
@@ -83,7 +83,7 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | Non
                 "TPU_VISIBLE_CHIPS": chip,
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
                 "TPU_PROCESS_BOUNDS": bounds,
-                # The older names of the two, which Ray sets for the whole actor.
+                # The older names of these two, which Ray sets for the whole actor.
                 "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
                 "TPU_HOST_BOUNDS": bounds,
                 "TPU_PROCESS_ADDRESSES": addresses,
@@ -100,10 +100,10 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
 
     Args:
         ordinals: of each host's ranks.
-        num_slots: the number of chips requested on each host; None if it is known only now.
+        num_slots: the number of chips requested on each host; None for all of a host's.
 
     Raises:
-        StartFailed: they do not form a world, or not the one that was requested.
+        StartFailed: the ordinals do not form a world, or not the one that was requested.
 
     >>> there = [[Ordinals(2, 3, 0, 1)], [Ordinals(0, 3, 0, 2), Ordinals(1, 3, 1, 2)]]
     >>> [[each.rank for each in a.rank_infos] for a in assignments_of(there, num_slots=None)]
@@ -122,7 +122,7 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
         if num_slots is not None and len(host) not in [num_slots * ranks for ranks in RANKS_OF_A_CHIP]:
             raise StartFailed(
                 f"the trial needs a rank (two on v2 and v3) for each of {num_slots} chip(s) on each host, "
-                f"torch_xla started {len(host)}"
+                f"but torch_xla started {len(host)}"
             )
         rank_infos = (
             RankInfo(each.ordinal, size, each.local_ordinal, each.local_size, **cross) for each in host

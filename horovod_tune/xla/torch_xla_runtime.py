@@ -1,9 +1,8 @@
-"""Starts ranks with torch_xla: everything of torch_xla that this package uses.
+"""Starts ranks with torch_xla: all that this package uses of torch_xla.
 
 Checked against torch_xla 2.9.0: `torch_xla.launch`, `torch_xla.runtime`, `torch_xla.core.xla_model`,
-`torch_xla.debug.metrics`, and of what is not documented for users `torch_xla.experimental.plugins` (which
-processes a host has), `torch_xla._internal.pjrt` (how one gets its device) and `torch_xla._XLAC` (a thread's
-device).
+`torch_xla.debug.metrics`, and the undocumented `torch_xla.experimental.plugins` (the processes of a host),
+`torch_xla._internal.pjrt` (how a process gets its device) and `torch_xla._XLAC` (a thread's device).
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ def lost_peer(error: BaseException) -> bool:
     if not torch.distributed.is_available():
         return False
     kinds = (torch.distributed.DistNetworkError, torch.distributed.DistBackendError)
-    # Gloo's own errors are plain RuntimeErrors that begin with the place in its source.
+    # Gloo's own errors are plain RuntimeErrors that name a place in its source.
     return isinstance(error, kinds) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 

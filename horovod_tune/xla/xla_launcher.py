@@ -28,7 +28,7 @@ LAUNCH_TIMEOUT_S = 900.0
 
 
 def require_installed() -> None:
-    """Raise BackendMissing if no rank could start, with the cure; torch_xla is not imported for that."""
+    """Raise BackendMissing, with the cure, if torch_xla is not installed. This does not import it."""
     if importlib.util.find_spec("torch_xla") is None:
         raise BackendMissing("torch_xla is not installed. Run `pip install 'horovod_tune[tpu]'`.")
 
@@ -46,7 +46,7 @@ def placement(spec: TrialSpec) -> Placement:
 
 
 def tpu_hosts() -> list[slices.TpuHost]:
-    """Return the cluster's nodes as they are now."""
+    """Return the TPU resources of the cluster's live nodes."""
     return [slices.host_of(node) for node in ray.nodes() if node["Alive"]]
 
 
@@ -69,7 +69,7 @@ class XlaLauncher:
         self._below: list[WorkerInfo] = []
 
     def channels(self) -> dict[int, CoordinatorChannel]:
-        return {}  # a host's ranks send to their host actor, which answers through Ray
+        return {}  # ranks send to their host actor, which passes messages on through Ray
 
     def create(self) -> list[Any]:
         bundles = [(self._group, index) for index in range(self._group.bundle_count)]

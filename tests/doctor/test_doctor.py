@@ -194,7 +194,7 @@ def test_an_address_where_nobody_answers_is_named_in_time(
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         why = command.unreachable_reason(address, timeout_s=3)
-    assert why is not None and f"no Ray cluster answered at {address} within 3 s" in why
+    assert why is not None and f"no Ray cluster responded at {address} within 3 s" in why
     monkeypatch.setattr(command, "unreachable_reason", lambda address: why)
     assert command.examine_cluster(address) == 1
     assert capsys.readouterr().err == f"horovod-tune doctor: {why}\n"

@@ -37,7 +37,7 @@ def test_sound_machines_have_no_problem() -> None:
         ),
         ({"info": replace(SOUND, shared_memory=GIB // 8)}, "/dev/shm", True),
         ({"info": replace(SOUND, temporary_free=GIB // 8)}, "GiB left", True),
-        ({"info": None, "failure": "it did not answer in time"}, "did not answer in time", False),
+        ({"info": None, "failure": "it did not respond in time"}, "did not respond in time", False),
         (
             {"info": None, "failure": "ModuleNotFoundError: No module named 'horovod_tune'"},
             "horovod_tune is not installed",
@@ -53,9 +53,9 @@ def test_sound_machines_have_no_problem() -> None:
             "names no interface",
             False,
         ),
-        ({"interface": "lo", "interface_address": "127.0.0.1"}, "no other machine reaches", False),
+        ({"interface": "lo", "interface_address": "127.0.0.1"}, "no other machine can reach", False),
         ({"info": replace(SOUND, slow={"mymodel": 60.0})}, "mymodel takes more than 60 s", True),
-        ({"address": "fd00::2"}, "Ray knows it by fd00::2; Horovod's rendezvous and Gloo speak IPv4", False),
+        ({"address": "fd00::2"}, "address for it is fd00::2; Horovod's rendezvous and Gloo support", False),
     ],
 )
 def test_what_is_wrong_with_one_machine_is_said_of_it(

@@ -171,7 +171,7 @@ def test_processes_that_are_no_world_are_refused() -> None:
     twice = [[Ordinals(0, 2, 0, 1)], [Ordinals(0, 2, 0, 1)]]
     with pytest.raises(StartFailed, match=r"ordinals \[0, 0\], expected 0 to 1"):
         topology.assignments_of(twice, num_slots=None)
-    with pytest.raises(StartFailed, match=r"for each of 2 chip\(s\) on each host, torch_xla started 1"):
+    with pytest.raises(StartFailed, match=r"for each of 2 chip\(s\) on each host, but torch_xla started 1"):
         topology.assignments_of([[Ordinals(0, 1, 0, 1)]], num_slots=2)
 
 
@@ -180,7 +180,7 @@ def test_a_chip_of_v2_or_v3_is_two_ranks() -> None:
     ranks = [[Ordinals(i, 4, i, 4) for i in range(4)]]
     (assignment,) = topology.assignments_of(ranks, num_slots=2)
     assert [(each.rank, each.local_rank) for each in assignment.rank_infos] == [(i, i) for i in range(4)]
-    with pytest.raises(StartFailed, match=r"for each of 1 chip\(s\) on each host, torch_xla started 4"):
+    with pytest.raises(StartFailed, match=r"for each of 1 chip\(s\) on each host, but torch_xla started 4"):
         topology.assignments_of(ranks, num_slots=1)
 
 

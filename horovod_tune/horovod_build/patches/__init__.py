@@ -1,7 +1,6 @@
 """The patches of Horovod 0.28.1: for current torch, and for how it starts, runs and fails.
 
-Each is a `.patch` file in this folder, in the format of `diff -u`; it begins with what goes wrong
-without it.
+Each is a `.patch` file in this folder, in the format of `diff -u`; it begins with what goes wrong without it.
 """
 
 from __future__ import annotations

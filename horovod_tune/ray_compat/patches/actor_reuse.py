@@ -27,17 +27,17 @@ _PATCH = Patch(
 
 
 def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
-    """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` is; once per process.
+    """Make Tune keep actors if ``keeps_actors(trainable)``, whatever ``reuse_actors`` is; once per process.
 
-    Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore not changed, and
-    distinguishes cached actors by resources only, so neither is an experiment of several trainables.
+    Two kinds of experiments are not changed: those with ResourceChangingScheduler, which Tune refuses with
+    actor reuse, and those of several trainables, since Tune distinguishes cached actors by resources only.
 
-    Tune hands the actor of a trial that ends to one whose own actor is starting, and ends that one, so that
-    the trial after it has to start an actor again. Ours continue to start while there are other trials.
+    Tune passes the actor of a trial that ends to a trial whose own actor is starting, and ends the latter, so
+    that the next trial must start an actor again. Our actors continue to start while there are other trials.
 
     Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
-    trial continues later: with population-based training, every exploit would meet new workers. Ours are kept
-    while a trial is paused or pending.
+    trial continues later: with population-based training, every exploit would start new workers. Our actors
+    are kept while a trial is paused or pending.
     """
     if not _PATCH.is_due:
         return

@@ -1,4 +1,4 @@
-"""Patches how Tune draws values of `tune.sample_from`: after the search has suggested, without a seed.
+"""Seeds the values that Tune draws for `tune.sample_from`, which it does after the search's suggestion.
 
 Tune removes such functions from the space before it passes it to a search, and calls them when a trial is
 added, and again when an experiment is restored.
@@ -15,7 +15,7 @@ from horovod_tune.ray_compat.compatibility import Patch, wrap
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _PATCH = Patch(
     "drawn values",
-    "tune.sample_from draws other values in each run, also if the search has a seed",
+    "tune.sample_from draws different values in each run, even if the search has a seed",
     f"{_CONTROLLER}.add_trial(self, trial) uses resolve_config_placeholders",
     f"{_CONTROLLER} uses _search_alg",
     "ray.tune.search.search_generator:SearchGenerator uses searcher",
@@ -24,7 +24,7 @@ _PATCH = Patch(
 
 
 def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> None:
-    """Add each trial inside ``seeding(searcher, tag)``, its number and suggestion; once per process."""
+    """Add each trial inside ``seeding(searcher, experiment_tag)``; once per process."""
     if not _PATCH.is_due:
         return
     from ray.tune.execution.tune_controller import TuneController
@@ -32,7 +32,7 @@ def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> No
     @wrap(TuneController, "add_trial")
     def add_trial(original: Any, self: Any, trial: Any) -> None:
         searcher = self._search_alg
-        while hasattr(searcher, "searcher"):  # of a SearchGenerator, a ConcurrencyLimiter
+        while hasattr(searcher, "searcher"):  # inside a SearchGenerator, a ConcurrencyLimiter
             searcher = searcher.searcher
         with seeding(searcher, trial.experiment_tag or ""):
             original(self, trial)

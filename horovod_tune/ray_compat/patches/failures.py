@@ -1,7 +1,8 @@
 """Patches how Tune counts and reports a trial's failure.
 
-Without them the death of an actor that is reset for its next trial counts as two failures, a rank's error is
-below 35 frames of Ray and of this package, and one of a missing metric has the whole result.
+Without these patches, the death of an actor that is being reset for its next trial counts as two failures, a
+rank's error is below 35 frames of Ray and of this package, and the error of a missing metric quotes the whole
+result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _FAILURES = Patch(
     "failures of trials",
     "the death of a kept coordinator may count as two failures of its trial, and the error of a failed trial "
-    "begins with frames of Ray and not with its cause",
+    "begins with frames of Ray instead of its cause",
     f"{_CONTROLLER} uses _resetting_trials",
     f"{_CONTROLLER}._trial_task_failure(self, trial, exception) uses _fail_fast RAISE "
     "_print_trial_errors _process_trial_failure",
@@ -31,7 +32,7 @@ _FAILURES = Patch(
 )
 _METRICS = Patch(
     "missing metrics",
-    "the error of a metric that no trial reports is Ray's, with the whole result",
+    "the error of a metric that no trial reports is Ray's, which quotes the whole result",
     f"{_CONTROLLER}._validate_result_metrics(self, result) uses _metric",
     "ray.tune.registry:get_trainable_cls(trainable_name)",
     "ray.tune.result:AUTO_RESULT_KEYS",
@@ -47,11 +48,11 @@ def explain_failures(is_ours: Callable[[type], bool]) -> None:
 
 
 def _count_once_with_cause_first(is_ours: Callable[[type], bool]) -> None:
-    """In the log and in error.txt the cause comes first.
+    """Count a failure once, and begin its text in the log and in error.txt with the cause.
 
-    Tune is notified twice of the death of a coordinator that takes its next trial, by the actor's death and
-    by the failed call that should have reset it, counts both, and abandons the trial at the second, whatever
-    ``max_failures`` is.
+    The death of a coordinator that is being reset for its next trial reaches Tune twice, as the actor's death
+    and as the failed reset. Tune counts both, and abandons the trial at the second, whatever ``max_failures``
+    is.
     """
     from ray.exceptions import RayActorError
     from ray.tune.execution.tune_controller import TuneController
@@ -67,7 +68,7 @@ def _count_once_with_cause_first(is_ours: Callable[[type], bool]) -> None:
         cause = getattr(exception, "cause", None)
         if not isinstance(cause, HorovodTuneError):
             if isinstance(exception, RayActorError):
-                # An actor that is gone has nothing to reset: the trial's next one starts as any other.
+                # A dead actor cannot be reset: the trial's next one starts like any other.
                 self._resetting_trials.discard(trial)
                 if counted.get(trial) is exception:
                     return
@@ -87,7 +88,7 @@ def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
     from ray.exceptions import RayTaskError
 
     text = f"{type(cause).__module__}.{type(cause).__name__}: {cause}"
-    if not isinstance(cause, TrainingFailed):  # which has the traceback that counts, that of its rank
+    if not isinstance(cause, TrainingFailed):  # whose text has the rank's traceback
         text += f"\n\nRaised in the trial's coordinator:\n{error}"
 
     class CauseFirst(RayTaskError):

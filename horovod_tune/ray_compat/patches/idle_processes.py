@@ -15,16 +15,16 @@ _PATCH = Patch(
     "ray.tune.execution.class_cache:DEFAULT_ENV_VARS",
     "ray.tune.execution.class_cache:ENV_VARS_TO_PROPAGATE",
 )
-# What Tune sets in the processes of every trial.
+# The variable that Tune sets in the processes of every trial.
 LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
 
 
 def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
     """Start the coordinators of trials, and so their training actors, in processes that Ray keeps ready.
 
-    Tune gives every trainable a runtime environment with a variable for Lightning in it, and a process with
-    another environment than the driver's has to be started first: two starts, one after the other, in each
-    first trial. Ours set that variable themselves (`LIGHTNING_VARIABLE`). If the driver has variables that
+    Tune gives every trainable a runtime environment with a variable for Lightning. Ray keeps no processes
+    ready for an environment other than the driver's, so each first trial would start two, one after the
+    other. Our ranks set that variable themselves (`LIGHTNING_VARIABLE`). If the driver has variables that
     Tune passes on (credentials), nothing is changed. Once per process.
     """
     if not _PATCH.is_due:

@@ -1,4 +1,4 @@
-"""Patches how Tune continues and ends trials that pause; the faults are Ray's own, with any trainable.
+"""Patches how Tune continues and ends paused trials; the bugs are Ray's own, with any trainable.
 
 Without them a synchronous population or a HyperBand bracket may wait forever: for a trial that failed or
 ended early, and (3 of 70 searches with short steps on a busy machine) for one that was paused while it was
@@ -66,14 +66,14 @@ def mend_paused_trials() -> None:
 
 
 def _record_pauses_and_stops() -> None:
-    """Allow a trial that pauses while it is being saved to continue, and save that a paused trial has ended.
+    """Allow a trial that pauses while it is being saved to continue, and save the end of a paused trial.
 
     PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports, which may be
-    while the weak one is still being saved. Tune then records that the trial must stop once that is over, and
-    drops the save: the note stops the trial at its next checkpoint, and the others wait for it forever.
+    while the weak one is still being saved. Tune then records a stop for the end of that save, but drops the
+    save: the record stops the trial at its next checkpoint, and the others wait for it forever.
 
-    Of the experiment's state Tune writes only trials that it has marked, and does not mark one that is
-    stopped without an actor.
+    Tune saves the state of a trial only if it has marked the trial, and does not mark one that is stopped
+    without an actor.
     """
     from ray.tune.execution.tune_controller import TuneController
 
@@ -90,10 +90,10 @@ def _record_pauses_and_stops() -> None:
 
 
 def _keep_longer_results() -> None:
-    """Stop Tune from replacing the results of a trial that continues or starts again with an older copy.
+    """Stop Tune from replacing a trial's local result file with a copy that is not longer.
 
-    Tune's loggers then fetch its result file from the storage over the local one. In the driver that wrote
-    it, the copy in the storage is behind by what was not synced yet (or as long).
+    When a trial continues or starts again, Tune's loggers overwrite the file with the copy in the storage. In
+    the driver that wrote it, that copy lacks what was not synced yet.
     """
     from ray.tune.logger import LoggerCallback
 
@@ -107,9 +107,9 @@ def _keep_longer_results() -> None:
 
 
 def _when_all_wait(scheduler_class: Any, wake: Callable[[Any, Any], None]) -> None:
-    """Call ``wake(scheduler, controller)`` if trials are paused and none runs or will run.
+    """Call ``wake(scheduler, controller)`` if trials are paused and no report can continue them.
 
-    No report will continue them then.
+    That is so if no trial is running or pending.
     """
 
     @wrap(scheduler_class, "choose_trial_to_run")
@@ -125,10 +125,10 @@ def _when_all_wait(scheduler_class: Any, wake: Callable[[Any, Any], None]) -> No
 def _process_waiting_brackets() -> None:
     """Make HyperBandScheduler check its brackets again when no trial is left to report.
 
-    It checks when a trial reports. A bracket that is over by then has its paused trials stopped, but not one
-    that is still being saved in order to pause; and a trial that fails last leaves a bracket that is not
-    checked. Nor is a trial checked that ResourceChangingScheduler pauses on its way to a milestone.
-    HyperBandForBOHB checks again by itself.
+    It checks a bracket only when a trial reports. If the bracket is over by then, its paused trials are
+    stopped, except one that is still being saved before its pause. A bracket whose last trial fails is not
+    checked, nor is a trial that ResourceChangingScheduler pauses on its way to a milestone. HyperBandForBOHB
+    checks again by itself.
     """
     from ray.tune.schedulers import HyperBandScheduler
 
@@ -145,8 +145,8 @@ def _process_waiting_brackets() -> None:
 def _perturb_waiting_populations() -> None:
     """Make PopulationBasedTraining(synch=True), and PB2, continue without trials that failed or ended early.
 
-    It perturbs when the last trial of the population reports. One that ends before the others' meeting point
-    never does, and one that failed counts as alive.
+    It perturbs when the last trial of the population reports. A trial that ends before the others' next
+    perturbation never reports again, and a trial that failed counts as alive.
     """
     from ray.tune.schedulers import PopulationBasedTraining
 

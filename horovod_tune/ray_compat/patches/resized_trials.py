@@ -1,4 +1,4 @@
-"""Patches Tune's ResourceChangingScheduler, so that it gives distributed trials what they can run with."""
+"""Patches Tune's ResourceChangingScheduler, so that distributed trials can run with what it assigns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRIAL = "ray.tune.experiment:Trial"
 _PATCH = Patch(
     "resized trials",
     "ResourceChangingScheduler needs a function that returns placement groups with an empty first bundle, "
-    "and starts elastic trials again in their new size",
+    "and restarts elastic trials with their new size",
     f"{_SCHEDULER}.reallocate_trial_resources_if_needed(self, tune_controller, trial, result)",
     f"{_SCHEDULER}.set_trial_resources(self, trial, new_resources) uses _reallocated_trial_ids",
     f"{_SCHEDULER}.choose_trial_to_run(self, tune_controller, kwargs) uses set_trial_resources",
@@ -22,7 +22,7 @@ _PATCH = Patch(
 )
 
 
-# How long a trial may take to reply if it can be resized while it runs; it waits for its next step then.
+# How long a trial's actor may take to reply to `resize`; it is between two steps then.
 REPLY_TIMEOUT_S = 5.0
 
 
@@ -31,11 +31,11 @@ def check_resized_trials(
 ) -> None:
     """Pass every new allocation through ``placement_of(trainable, resources)``; once per process.
 
-    ``placement_of`` raises where a trial cannot have these resources: the search then ends with that error,
-    as with those of Tune's own allocation functions.
+    ``placement_of`` raises if a trial cannot have these resources: the search then ends with that error, as
+    with an error of Tune's own allocation functions.
 
-    If ``can_be_resized`` holds for its trainable, a trial is requested to change its size while it runs
-    (`resize(placement)`). Tune pauses and restarts all others, and those that refuse.
+    If ``can_be_resized(trainable)``, the trial is resized while it runs, by `resize(placement)` of its actor.
+    Tune pauses and restarts all others, and those whose `resize` returns False.
 
     Of several trials that pause at the same time, Tune (2.60) gives only the first its new resources:
     ``any_resources_changed or self.set_trial_resources(...)`` is not evaluated for the others.

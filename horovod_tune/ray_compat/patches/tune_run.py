@@ -27,7 +27,7 @@ _RUN_TAKES += "progress_reporter callbacks reuse_actors"
 _OUTPUT = "ray.tune.experimental.output"
 _RUNS = Patch(
     "runs",
-    "Tune prints its own tables, and arguments of tune.run that mean nothing here are not refused",
+    "Tune prints its own tables, and arguments of tune.run that do not apply are not refused",
     f"ray.tune.tune:run uses {_RUN_TAKES}",
     f"{_OUTPUT}:get_air_verbosity(verbose)",
     f"{_OUTPUT}:AirVerbosity.VERBOSE",
@@ -47,18 +47,18 @@ _DEATHS = Patch(
     "ray._private.worker:print_to_stdstream(data, ignore_prefix) uses stdout_deduplicator",
     "ray._private.ray_logging:stdout_deduplicator.skip_re",
 )
-# The raylet does not know the cause, and lists possible ones.
+# The raylet's text lists possible causes, not the actual one.
 _DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
-# True while this thread runs a search that prints nothing of Tune's.
+# True while this thread runs a search without Tune's own output.
 _IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
-_KNOW_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
+_MODULES_WITH_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
 
 
 def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
     """Run every search inside ``prepare(run_or_experiment, arguments)``; once per process.
 
-    It yields the arguments to run with. A ``run`` that was imported before (``from ray.tune import run``)
-    stays Tune's own.
+    ``prepare`` yields the arguments to run with. A ``run`` that was imported before (``from ray.tune import
+    run``) stays Tune's own.
 
     Args:
         prepare: the context of a search.
@@ -79,7 +79,7 @@ def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
             return original(run_or_experiment, **prepared)
 
     run.__module__ = name
-    for each in _KNOW_RUN:
+    for each in _MODULES_WITH_RUN:
         module = importlib.import_module(each)
         if getattr(module, "run", None) is original:
             module.run = run  # type: ignore[attr-defined]
@@ -87,9 +87,9 @@ def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
 
 
 def trainables_of(run_or_experiment: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the trainables that ``tune.run`` was given, and the arguments of a ``tune.Experiment`` of each.
+    """Return the trainables that were passed to ``tune.run``, each with the spec of its Experiment, or {}.
 
-    They may be given as classes, by a registered name, as an Experiment, or as a list of these.
+    They may be passed as a class, a registered name, a ``tune.Experiment``, or a list of these.
     """
     from ray.tune import Experiment, TuneError
     from ray.tune.registry import get_trainable_cls
@@ -125,7 +125,7 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
     from ray.tune.experimental.output import AirVerbosity, get_air_verbosity
 
     verbose = arguments.get("verbose")
-    # A number is the user's; where there was none, a `RunConfig` has Tune's own constant.
+    # A number is the user's; a `RunConfig` without one has Tune's own constant.
     is_chosen = verbose is not None and not isinstance(verbose, AirVerbosity)
     old_output = get_air_verbosity(AirVerbosity.VERBOSE) is None  # RAY_AIR_NEW_OUTPUT=0
     return is_chosen or arguments.get("progress_reporter") is not None or old_output
@@ -135,8 +135,8 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 def without_reporter() -> Iterator[None]:
     """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures.
 
-    The raylet's paragraph on a dead process is left out too: a trial's error names the rank. In a notebook
-    the kernel then ends without Ray's native trace.
+    The raylet's paragraph on a dead process is left out too: a trial's error names the rank. In a notebook,
+    the kernel later ends without Ray's native stack trace.
     """
     if _REPORTER.is_due:
         _allow_silent_reporter()

@@ -59,7 +59,7 @@ def diagnose(info: NodeInfo) -> list[Finding]:
 def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[Finding]:
     """Return what prevents a trial across nodes, problems first.
 
-    The first node is the driver's: if versions are tied, the others are compared with its version.
+    The first node is the driver's: if versions are tied, its version is the right one.
     """
     found = [
         replace(finding, node=node.label)

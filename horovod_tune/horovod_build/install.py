@@ -94,7 +94,7 @@ def install_horovod(request: Request) -> None:
     else:
         building = request.cache / "building"
         building.mkdir(parents=True, exist_ok=True)
-        for leftover in building.iterdir():  # a killed build's, if it is old enough
+        for leftover in building.iterdir():  # of builds that were killed
             with suppress(FileNotFoundError):  # another build has just ended
                 if time.time() - leftover.stat().st_mtime > LONGEST_BUILD_S:
                     shutil.rmtree(leftover, ignore_errors=True)

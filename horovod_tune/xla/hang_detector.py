@@ -17,7 +17,7 @@ from horovod_tune.session import session
 CHECK_INTERVAL_S = 60.0
 # The share of one CPU that all ranks of a host together may use and still count as inactive.
 BUSY_SHARE = 0.01
-# CPU time that does not count as activity: heartbeats take some, and the kernel counts in 0.01 s.
+# CPU time that does not count as activity: heartbeats take some, and the kernel counts in units of 0.01 s.
 LEAST_CPU_S = 0.1
 
 

@@ -182,7 +182,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
 
 
 def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> list[dict[str, float]]:
-    """Return the bundles of the slice's other hosts; Ray gives each of its hosts a resource of its name.
+    """Return the bundles of the slice's other hosts; in Ray the slice's name is a resource of each of them.
 
     Raises:
         StartFailed: the head's node is not in a slice with ``spec.num_hosts`` hosts.

@@ -188,7 +188,7 @@ class Supervisor:
     def ask(
         self, ranks: Collection[RankProcess], request: str, reply: str, timeout_s: float, **fields: Any
     ) -> dict[int, dict[str, Any]]:
-        """Send ranks a request; return the replies that came in time, by rank. Ignore lost ranks."""
+        """Send ranks a request; return the replies that came in time, by rank. Do not wait for lost ranks."""
         for rank in ranks:
             rank.replies.pop(reply, None)
             rank.send(request, **fields)

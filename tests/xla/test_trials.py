@@ -103,7 +103,7 @@ def test_a_trial_whose_process_died_goes_on_from_its_checkpoint(
         max_failures=1,
         max_concurrent_trials=1,
     )
-    said_of = {signal.SIGKILL: "memory runs out", signal.SIGSEGV: "lack of memory"}
+    said_of = {signal.SIGKILL: "memory ran out", signal.SIGSEGV: "lack of memory"}
     for trial, number in zip(analysis.trials, numbers, strict=True):
         assert (trial.last_result["step"], trial.last_result["training_iteration"]) == (5, 5)
         text = Path(trial.error_file).read_text()

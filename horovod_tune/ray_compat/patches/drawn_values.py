@@ -1,4 +1,4 @@
-"""Seeds the values that Tune draws for `tune.sample_from`, which it does after the search's suggestion.
+"""Seeds the values that Tune draws for `tune.sample_from` after the search's suggestion.
 
 Tune removes such functions from the space before it passes it to a search, and calls them when a trial is
 added, and again when an experiment is restored.

@@ -32,7 +32,7 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 
     if not run_config.name:
         raise ValueError(
-            "run_config.name must be set, got None: without it, the experiment gets a new name at every start"
+            f"run_config.name must be set, got {run_config.name!r}: otherwise, every start has a new experiment"
         )
     filesystem, path = _folder_of(run_config)
     if not tune.Tuner.can_restore(path, storage_filesystem=filesystem):

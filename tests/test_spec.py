@@ -86,7 +86,7 @@ def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_said_w
     (hide / "horovod-0.27.0.dist-info").mkdir()
     (hide / "horovod-0.27.0.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.27.0\n")
     text = run()
-    assert "must be 0.28.1, got 0.27.0" in text and "horovod-tune install-horovod" in text
+    assert "must be 0.28.x, got 0.27.0" in text and "horovod-tune install-horovod" in text
 
 
 def test_a_trial_that_can_never_fit_is_an_error_that_says_both_sides():

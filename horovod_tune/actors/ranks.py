@@ -108,6 +108,6 @@ def choose_interface(
         if wanted in ips:
             return name
     raise StartFailed(
-        f"no network interface of this host has the address {wanted}, which Ray uses for the node; the "
-        f"host has {there}. Name the interface with nics=."
+        f"no network interface of this host has the address {wanted}; the host has {there}. "
+        "Name the interface with nics=."
     )

@@ -39,7 +39,7 @@ def require_installed() -> None:
         raise BackendMissing(f"Horovod is not built with Gloo. {_CURE}")
     present = installed_horovod()
     if present is not None and not present.version.startswith("0.28."):
-        raise BackendMissing(f"Horovod must be 0.28.1, got {present.version}. {_CURE}")
+        raise BackendMissing(f"Horovod must be 0.28.x, got {present.version}. {_CURE}")
 
 
 def _mentions(library: Path, mark: bytes) -> bool:

@@ -120,4 +120,4 @@ def _name_missing_metric(is_ours: Callable[[type], bool]) -> None:
                 raise
             names = [name for name in result if name not in unasked and not name.startswith("config/")]
             reported = ", ".join(map(repr, names)) or "no metrics"
-            raise MetricNotReported(f"trials report {reported}; metric={asked[1]!r} was asked for") from None
+            raise MetricNotReported(f"trials report {reported}; metric={asked[1]!r} was requested") from None

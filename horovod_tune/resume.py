@@ -32,7 +32,7 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 
     if not run_config.name:
         raise ValueError(
-            f"run_config.name must be set, got {run_config.name!r}: otherwise, every start has a new experiment"
+            f"run_config.name must be set, got {run_config.name!r}: otherwise, each start is a new experiment"
         )
     filesystem, path = _folder_of(run_config)
     if not tune.Tuner.can_restore(path, storage_filesystem=filesystem):

@@ -1,6 +1,6 @@
 """The patches of Horovod 0.28.1: for current torch, and for how it starts, runs and fails.
 
-Each is a `.patch` file in this folder, in the format of `diff -u`; it begins with what goes wrong without it.
+Each is a `.patch` file in this folder, in the format of `diff -u`; its first lines say why it is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PATCH_LEVEL = "ht7"
 
 def patches_for(torch_version: tuple[int, int], gpu: str) -> list[Path]:
     """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
-    names = ["starting", "strangers", "exchange", "running", "compiling"]
+    names = ["starting", "authentication", "exchange", "running", "compiling"]
     if torch_version >= (2, 1):
         names.insert(0, "cxx20" if torch_version >= (2, 14) else "cxx17")
     if gpu == "none":

@@ -14,7 +14,7 @@ from horovod_tune.large_batch.layer_wise import norm
 
 
 class NoiseEstimate(NamedTuple):
-    """The noise scale in samples, with its confidence interval, and the two estimates it is the ratio of."""
+    """The noise scale in samples, `trace` / `squared_gradient`, with its confidence interval."""
 
     noise_scale: float
     low: float

@@ -41,7 +41,7 @@ def is_unfinished(trial: Trial, target: float) -> bool:
 
 
 def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[Trial]:
-    """Return the unfinished trials of which it is open whether their curves get worse before `target`.
+    """Return the trials short of `target` for which it is unknown whether their curves get worse later.
 
     That is: fewer than three others have been trained for longer, and none of those got worse since.
 
@@ -64,7 +64,7 @@ def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[
 
 
 def _worsens(curve: Mapping[float, float], since: float, mode: str) -> bool:
-    """Return True if a curve ends worse than at its last report until `since`, or its first one after it."""
+    """Return True if a curve ends worse than its last report until `since`, or its first one if later."""
     times = sorted(curve) or [math.inf]
     if math.isinf(times[-1]):
         return False

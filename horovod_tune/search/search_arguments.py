@@ -25,10 +25,7 @@ logger = logging.getLogger("horovod_tune.search.bayesopt")
 
 # Arguments of Ray's class that have no meaning here: Ray's default, and what replaces them.
 _REMOVED = {
-    "patience": (
-        5,
-        "no point is suggested twice before the space is exhausted, so there is nothing to wait for",
-    ),
+    "patience": (5, "no point is suggested twice before the space is exhausted, so it is not needed"),
     "skip_duplicate": (True, "no point is suggested twice before the space is exhausted"),
     "repeat_float_precision": (5, "points are compared by the exact values that the function receives"),
     "verbose": (0, "set the level of the logger 'horovod_tune.search' instead"),

@@ -21,8 +21,8 @@ import numpy as np
 
 from horovod_tune.search.gp.kernels import FloatArray, linear
 
-#: A linear range whose upper end is this many times its lower one counts as one over powers of ten. If it is
-#: more, the lower end counts as 0.
+#: A linear range counts as one over powers of ten if its upper end is from the first to the second number
+#: times its positive lower end. Beyond the second, the lower end counts as 0.
 FEWEST_TIMES, MOST_TIMES = 1e3, 1e8
 
 

@@ -1,1 +1,1 @@
-"""What the README claims, as programs that anyone can run: `python -m benchmarks [part ...]`."""
+"""Programs that check the README's claims: `python -m benchmarks [part ...]`."""

@@ -1,11 +1,11 @@
-"""Measures what the README claims, in programs that run in turns.
+"""Measures what the README claims, in programs that take turns.
 
     python -m benchmarks                      # everything: about an hour
     python -m benchmarks turnaround reports   # some parts
     python -m benchmarks --runs 1 --quick     # without the slow peers
     python -m benchmarks picture              # draw results/speed.csv again
 
-Every program of a part runs once in each round, so that all of them see the same weather on the machine;
+Every program of a part runs once in each round, so that other work on the machine affects all of them;
 ratios are taken within a round. Results go to results/speed.csv, speed_machine.txt and speed.png.
 """
 
@@ -30,7 +30,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 TIMEOUT_S = 1800
 FIELDS = ("part", "way", "run", "figure", "value")
 
-# The figures of each way, one dict a round.
+# The figures of each way, one dict per round.
 Figures = dict[str, list[dict[str, float]]]
 
 
@@ -43,7 +43,7 @@ def run_program(command: str, path: Sequence[str] = (str(ROOT),)) -> dict[str, f
             "PYTHONPATH": os.pathsep.join(path),
             "OMP_NUM_THREADS": "1",
             "RAY_AIR_NEW_OUTPUT": "0",
-            # Ray lowers the priority of its workers, which would hide behind whatever else the machine does.
+            # Ray lowers the priority of its workers, which would then wait for any other work on the machine.
             "RAY_worker_niceness": "0",
         }
         done = subprocess.run(
@@ -72,7 +72,7 @@ def measure(name: str, part: Part, runs: int, quick: bool) -> Figures:
 
 
 def judge(part: Part, figures: Figures) -> list[str]:
-    """Return the lines that say what was reached and what was not."""
+    """Return a line per claim and bound: its value, its target and whether that was reached."""
     lines = []
     for claim in part.claims:
         if claim.ours not in figures or claim.other not in figures:
@@ -134,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}, or picture")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}, picture")
     parser.add_argument("--runs", type=int, default=5, help="rounds of each part (default 5)")
     parser.add_argument("--quick", action="store_true", help="leave out the peers that take minutes")
     options = parser.parse_args()

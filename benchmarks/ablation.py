@@ -1,4 +1,4 @@
-"""Measures what a user loses without each trick, in programs that run in turns.
+"""Measures what a user loses without each trick, in programs that take turns.
 
     python -m benchmarks.ablation                       # everything: an hour on 2 cores
     python -m benchmarks.ablation channel allocator     # some tricks
@@ -6,8 +6,8 @@
     python -m benchmarks.ablation --horovod "patched waits"=FOLDER   # a Horovod built without them, in FOLDER
 
 In each round every program runs once as it is and once without each trick, so that other work on the machine
-weighs on all of them; a ratio is one of two runs of the same round. Results go to results/ablation.csv, in
-place of those of the same tricks. What makes less than a tenth of a difference (0.91 to 1.1) is marked.
+affects all of them; each ratio is one of two runs in the same round. Results go to results/ablation.csv and
+replace those of the same tricks. Differences of less than a tenth (0.91 to 1.1) are marked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIELDS = ("figure", "without", "run", "with_it", "without_it", "times_as_good")
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a program. ``sign`` is 1 where more is better, -1 where less is."""
+    """One figure of a program. ``sign`` is 1 if more is better, -1 if less is."""
 
     command: str
     name: str
@@ -53,7 +53,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Trick:
-    """What is taken out, by environment variables, and which figures may suffer."""
+    """A trick, the figures that may suffer without it, and the environment variables to take it out."""
 
     text: str
     figures: tuple[str, ...]
@@ -64,7 +64,7 @@ _STARTS = ("first trial", "40 trials", "four at a time")
 ABLATIONS = {
     "idle_processes": Trick("coordinators start in processes that Ray keeps ready", _STARTS),
     "warm_workers": Trick("workers are kept for the next trial", ("40 trials", "four at a time")),
-    "early_reset": Trick("the reset begins while Tune deals with the result", ("a warm trial",)),
+    "early_reset": Trick("the reset begins while Tune handles the result", ("a warm trial",)),
     "channel": Trick(
         "reports through sockets", ("reports, 2 ranks", "reports, 16 ranks", "a warm trial", "40 trials")
     ),
@@ -94,7 +94,7 @@ def measure(tricks: Mapping[str, Trick], runs: int) -> list[dict[str, str]]:
 
 
 def run_without(command: str, key: str, environment: Mapping[str, str]) -> dict[str, float]:
-    """Run a program without a trick, and see that the trick was taken out."""
+    """Run a program without a trick, and check that the trick was taken out."""
     before = dict(os.environ)
     with tempfile.NamedTemporaryFile("r") as note:
         os.environ.update(environment)
@@ -134,7 +134,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("tricks", nargs="*", metavar="trick", help=f"of {', '.join(ABLATIONS)}")
+    parser.add_argument("tricks", nargs="*", metavar="trick", help=f"one of {', '.join(ABLATIONS)}")
     parser.add_argument("--runs", type=int, default=5, help="rounds (default 5)")
     parser.add_argument("--horovod", action="append", default=[], metavar="NAME=FOLDER")
     options = parser.parse_args()

@@ -1,13 +1,12 @@
-"""Measures after how many seconds each fault of docs/reliability.md shows, or what its survival costs.
+"""Measures the seconds until each fault of docs/reliability.md is detected, or what it costs to survive it.
 
     python -m benchmarks.faults                 # all: about ten minutes; `disk` needs root
     python -m benchmarks.faults kill stall      # some
 
-Prints one row of CSV for each fault: how its trial ended, the seconds from the fault to Tune's knowing it,
-those to rank 0's next report, and the error's first lines. Each is a trial of 2 ranks (an elastic one of 3)
-whose rank 1 does the harm to itself in its third step, in a Ray of its own. `driver` and `raylet` kill a
-search's driver and Ray's daemon, and give the seconds until no process of theirs is left but Ray's own two
-agents.
+Prints one row of CSV for each fault: how its trial ended, the seconds from the fault until Tune detects it
+and until rank 0's next report, and the error's first lines. Each is a trial of 2 ranks (an elastic one of 3)
+whose rank 1 causes the fault in its third step. `driver` and `raylet` kill a search's driver and Ray's
+daemon, and report the seconds until no process of theirs is left but Ray's own two agents.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TIMEOUT_S = 10.0
 PAUSE_S = 3.0
 FIELDS = ("fault", "status", "s_to_error", "s_to_next_report", "error")
 
-# Settings of the trainable, where they are not the defaults; all else of a fault is in `harm`.
+# The trainable's settings that are not the defaults; `harm` causes most faults.
 FAULTS: dict[str, dict[str, Any]] = {
     "raise": {},
     "memory": {},
@@ -48,14 +47,14 @@ FAULTS: dict[str, dict[str, Any]] = {
     "disk": {},
     "coordinator": {},
     "elastic kill": {"min_workers": 2},
-    # A new rank takes longer to come.
+    # A new rank takes longer than that to start.
     "too few ranks": {"min_workers": 3, "min_workers_timeout_s": 0.5},
 }
 OF_DRIVERS = {"driver": "the driver", "raylet": "Ray's daemon"}
 
 
 def harm(fault: str) -> None:
-    """Runs in a rank: do it."""
+    """Runs in a rank: cause the fault."""
     pid = os.getpid()
     match fault:
         case "raise":
@@ -83,7 +82,7 @@ def harm(fault: str) -> None:
 
 
 def call_on_other_ranks() -> int:
-    """Runs in a rank: be a stranger to whatever the other ranks listen on; return how often."""
+    """Runs in a rank: connect unauthenticated to the other ranks' ports; return the number of connections."""
     import socket
 
     calls = 0
@@ -135,13 +134,13 @@ def train(config: dict[str, Any]) -> None:
 
 
 def measure(fault: str, folder: Path) -> dict[str, Any]:
-    """Run one trial with one fault, in the Ray session that there is."""
+    """Run one trial with one fault, in the current Ray session."""
     from ray import tune
 
     from horovod_tune import DistributedTrainableCreator
 
     class Watch(tune.Callback):
-        """Notes when Tune learns of the failure; kills the coordinator where that is the fault."""
+        """Records when Tune detects the failure; kills the coordinator if that is the fault."""
 
         failed_at = 0.0
 
@@ -180,7 +179,7 @@ def measure(fault: str, folder: Path) -> dict[str, Any]:
 
 
 def row_of(fault: str, status: str, trial: Path, at: float, failed_at: float) -> dict[str, Any]:
-    """Read a trial's folder; times are in seconds since the epoch: when harm was done, when Tune knew."""
+    """Read a trial's folder; `at` and `failed_at`, in s since the epoch, are the fault and its detection."""
     error, results = trial / "error.txt", trial / "result.json"
     reports = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     after = [report["at"] - at for report in reports if report["at"] > at]
@@ -190,13 +189,13 @@ def row_of(fault: str, status: str, trial: Path, at: float, failed_at: float) ->
     if error.exists():
         row["s_to_error"] = f"{failed_at - at:.1f}"
         lines = [line.strip() for line in error.read_text().splitlines() if line.strip()]
-        told = next((i for i, line in enumerate(lines) if "rank " in line or "coordinator" in line), 0)
-        row["error"] = " | ".join(lines[told : told + 3])[:300]
+        first = next((i for i, line in enumerate(lines) if "rank " in line or "coordinator" in line), 0)
+        row["error"] = " | ".join(lines[first : first + 3])[:300]
     return row
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Return the processes of the Ray that keeps its files in ``folder``, its two agents left out."""
+    """Return the processes of the Ray session whose files are in ``folder``, except its two agents."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or [])
@@ -210,7 +209,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def measure_driver(fault: str, folder: Path) -> dict[str, Any]:
-    """Kill the driver of a search, or its Ray's daemon, once a trial reports."""
+    """Kill the driver of a search, or Ray's daemon, once a trial reports."""
     driver = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.faults", "--search-in", str(folder)],
         stdout=subprocess.DEVNULL,
@@ -239,7 +238,7 @@ def measure_driver(fault: str, folder: Path) -> dict[str, Any]:
 
 
 def search_without_end(folder: Path) -> None:
-    """The driver that is killed."""
+    """Run the search whose driver is killed."""
     import ray
     from ray import tune
 
@@ -266,7 +265,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     every = [*FAULTS, *OF_DRIVERS]
-    parser.add_argument("faults", nargs="*", metavar="fault", help=f"of {', '.join(every)}")
+    parser.add_argument("faults", nargs="*", metavar="fault", help=f"one of {', '.join(every)}")
     parser.add_argument("--search-in", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.search_in:

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine and the versions that the figures were measured with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "numpy", "cloudpickle", "
 
 
 def describe() -> dict[str, str]:
-    """Return the machine and the versions of everything that takes part, by name."""
+    """Return the properties of the machine and the versions of the packages, by name."""
     cpu = next(
         (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
     )

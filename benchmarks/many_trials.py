@@ -2,9 +2,9 @@
 
     python -m benchmarks.many_trials [--trials 1000] [--at-once 16]
 
-One rank a trial and three reports, against a plain Tune function with actor reuse that reports the same. CPU,
-not time, is counted, so that it matters little what else the machine does. Coordinators and ranks are counted
-by their proportional share of what they map (PSS), in the middle of the search.
+One rank per trial and three reports, against a plain Tune function with actor reuse that reports the same.
+CPU time is measured, so that other work on the machine matters little. The memory of coordinators and ranks
+is their proportional set size (PSS) in the middle of the search.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def plain(config: dict[str, Any]) -> None:
 
 
 class Watch(tune.Callback):
-    """Looks at the driver after every hundredth trial, and once at the trials' processes."""
+    """Measures the driver after every hundredth trial, and the trials' processes once."""
 
     def __init__(self, look_at: int) -> None:
         self.memory_mb: list[float] = []
@@ -66,7 +66,7 @@ class Watch(tune.Callback):
 
 
 def search(trainable: Any, number: int, at_once: int, watch: Watch) -> float:
-    """Run `number` trials; return the driver's CPU for a report, in ms."""
+    """Run `number` trials; return the driver's CPU time per report, in ms."""
     searcher = trials.RandomSearch()
     searcher.fixed = {}
     began = time.process_time()
@@ -97,9 +97,9 @@ def main() -> None:
     ):
         watch = Watch(options.trials // 2)
         cpu_ms = search(trainable, options.trials, options.at_once, watch)
-        print(f"{name}: {cpu_ms:.2f} ms of the driver's CPU for a report")
+        print(f"{name}: {cpu_ms:.2f} ms of the driver's CPU per report")
         growth = (watch.memory_mb[-1] - watch.memory_mb[0]) / max(len(watch.memory_mb) - 1, 1)
-        print(f"  driver: {watch.memory_mb[-1]:.0f} MB, {growth:+.1f} MB for every 100 trials")
+        print(f"  driver: {watch.memory_mb[-1]:.0f} MB, {growth:+.1f} MB per 100 trials")
         for kind, sizes in watch.pss_mb.items():
             print(f"  {len(sizes)} {kind}s: {sum(sizes) / len(sizes):.0f} MB each")
 

@@ -1,4 +1,4 @@
-"""What is measured: which programs run in turns, and the target of each ratio of their figures."""
+"""What is measured: which programs take turns, and the target of each ratio of their figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Part:
-    """One question. ``ways`` are the programs (module and arguments) that run in turns, once a round."""
+    """One question. ``ways`` are the programs (module and arguments) that take turns, once per round."""
 
     question: str
     unit: str
@@ -119,7 +119,7 @@ PARTS = {
         for size, bound in ((8, 0.7), (16, 2.0))
     },
     "training": Part(
-        "Training itself: steps a second, 2 ranks, one thread each",
+        "Training itself: steps per second, 2 ranks, one thread each",
         "steps/s",
         "steps_per_s",
         {
@@ -136,7 +136,7 @@ PARTS = {
         lower_is_better=False,
     ),
     "reports": Part(
-        "Reports a second that reach Tune",
+        "Reports per second that reach Tune",
         "reports/s",
         "reports_per_s",
         {
@@ -201,7 +201,7 @@ PARTS = {
         "memory_mb_per_100_trials",
         {OURS: "accumulation --trials 500"},
         bounds=(
-            Bound("processes (coordinator, fork server and 2 ranks)", "processes", OURS, at_most=4),
+            Bound("processes (coordinator and 2 ranks)", "processes", OURS, at_most=4),
             Bound("MB of memory for every 100 trials", "memory_mb_per_100_trials", OURS, at_most=1),
             Bound("threads for every 100 trials", "threads_per_100_trials", OURS, at_most=0.1),
             Bound("open files for every 100 trials", "files_per_100_trials", OURS, at_most=0.1),

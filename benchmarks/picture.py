@@ -1,4 +1,4 @@
-"""Draws the results: one panel a part, every run as a dot, the median as a bar."""
+"""Draws the results: one panel per part, every run as a dot, the median as a bar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOGARITHMIC = ("turnaround", "exploit", "loss")
 
 
 def draw(results: Mapping[str, Mapping[str, list[dict[str, float]]]], path: Path) -> None:
-    """Write one picture of all parts that were measured; nothing where none was."""
+    """Write one picture of all parts that were measured; nothing if none was."""
     names = [name for name in SHOWN if name in results]
     if not names:
         return

@@ -2,12 +2,12 @@
 
     python -m benchmarks.scale                    # 16 to 512 ranks: half a minute
     python -m benchmarks.scale --sizes 16,64      # some
-    python -m benchmarks.scale --before           # as it was, too: 2 minutes
+    python -m benchmarks.scale --before           # also without our patch: 2 minutes
     python -m benchmarks.scale picture            # draw results/scale.csv again
 
-Two cores play 8 ranks a host: `scale_rendezvous.py` and `scale_reports.py` say what is real and what is
-played. Results go to results/scale.csv and scale.png. With ``--before`` the rendezvous is also asked for each
-pair of ranks, as Horovod does without our patch (up to 256 ranks: beyond, it takes many minutes).
+Two cores simulate 8 ranks per host: `scale_rendezvous.py` and `scale_reports.py` describe what is real.
+Results go to results/scale.csv and scale.png. With ``--before``, each pair of ranks also sends requests to
+the rendezvous, as Horovod does without our patch (up to 256 ranks: more take many minutes).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def measure(sizes: Sequence[int], *, before: bool) -> list[tuple[str, str, int, 
     rows = []
 
     def note(part: str, way: str, ranks: int, figures: dict[str, float]) -> None:
-        said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        print(f"{part:10} {way:8} {ranks:4} ranks: {said}", flush=True)
+        text = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        print(f"{part:10} {way:8} {ranks:4} ranks: {text}", flush=True)
         rows.extend((part, way, ranks, name, value) for name, value in figures.items())
 
     for size in sizes:
@@ -56,7 +56,7 @@ def _reports(way: str, size: int) -> dict[str, float]:
 
 
 def write(rows: Sequence[tuple[str, str, int, str, float]], path: Path) -> None:
-    """Put the rows into the file, instead of those of the same part, way and number of ranks."""
+    """Add the rows to the file; they replace those of the same part, way and number of ranks."""
     kept = {}
     if path.exists():
         with path.open() as file:
@@ -70,7 +70,7 @@ def write(rows: Sequence[tuple[str, str, int, str, float]], path: Path) -> None:
 
 
 def draw(source: Path, path: Path) -> None:
-    """Draw CPU of the rendezvous and of a report over the number of ranks."""
+    """Draw the CPU time of the rendezvous and of a report by the number of ranks."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -84,14 +84,14 @@ def draw(source: Path, path: Path) -> None:
         (
             "reports",
             "cpu_ms_per_report",
-            "coordinator's CPU, ms a report",
+            "coordinator's CPU, ms per report",
             1000 / REPORTS_PER_S,
-            "goal: 10 reports a second",
+            "goal: 10 reports per second",
         ),
     )
     names = {
         "gathers": "one exchange",
-        "pairs": "a question a pair",
+        "pairs": "one request per pair",
         "ray": "a Ray call per rank on another host",
     }
     for axis, (part, name, label, goal, goal_label) in zip(axes, panels, strict=True):
@@ -104,7 +104,7 @@ def draw(source: Path, path: Path) -> None:
             color = "#b8bcc2" if way == "pairs" else "#1f77b4"
             axis.plot(*zip(*points, strict=True), "o-", label=names[way], color=color)
         axis.axhline(goal, color="#30343a", linewidth=0.8, linestyle=":", label=goal_label)
-        axis.set(xscale="log", yscale="log", xlabel="ranks, 8 a host", ylabel=label)
+        axis.set(xscale="log", yscale="log", xlabel="ranks, 8 per host", ylabel=label)
         axis.set_xticks(SIZES, [str(size) for size in SIZES])
         axis.minorticks_off()
         axis.legend(frameon=False, fontsize=8)
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", nargs="?", choices=["measure", "picture"], default="measure")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="default: %(default)s")
-    parser.add_argument("--before", action="store_true", help="measure as it was, too")
+    parser.add_argument("--before", action="store_true", help="also measure without our patch")
     arguments = parser.parse_args()
     results = RESULTS / "scale.csv"
     if arguments.what == "measure":

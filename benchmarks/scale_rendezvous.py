@@ -1,8 +1,8 @@
-"""Plays the ranks of a world against the real rendezvous: protocol only, without torch, Ray or Horovod.
+"""Simulates the ranks of a world against the real rendezvous, without torch, Ray or Horovod.
 
-The rendezvous runs in a process of its own, whose CPU is what is measured; two processes play the ranks. A
-rank connects three times, as `hvd.init()` does: with all ranks, with those of its host, and with those of its
-place on every host.
+The rendezvous runs in a process of its own, whose CPU time is measured; two processes simulate the ranks. A
+rank connects three times, as `hvd.init()` does: with all ranks, with those of its host, and with those of the
+same local rank on every host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from horovod_tune.messages import RankInfo
 
 RANKS_PER_HOST = 8
 CLIENTS = 2
-# What Gloo puts for each peer: a socket address, a sequence number, a token.
+# What Gloo stores for each peer: a socket address, a sequence number, a token.
 ADDRESS_BYTES = 152
 
 
@@ -45,7 +45,7 @@ def groups_of(world: RankInfo, host: str) -> list[Group]:
 
 
 class Client:
-    """Speaks as Horovod's `http_store.cc` does: one request a connection."""
+    """Sends requests as Horovod's `http_store.cc` does, one per connection."""
 
     def __init__(self, address: str) -> None:
         place, _, self._secret = address.partition("/")
@@ -78,7 +78,7 @@ def play(client: Client, mine: list[Group], *, gathers: bool) -> None:
     for group in mine:
         if not gathers:
             client.ask("PUT", f"{group.scope}/rank_{group.rank}", b"host")
-        # A rank's addresses tell, here, whose they are.
+        # In this simulation, a rank's addresses contain its number.
         own = group.rank.to_bytes(2, "big") * (ADDRESS_BYTES // 2) * (group.size - 1)
         client.ask("PUT", f"{group.scope}/{group.rank}", own)
     if gathers:
@@ -99,12 +99,12 @@ def play(client: Client, mine: list[Group], *, gathers: bool) -> None:
             client.ask("GET", f"{group.scope}/rank_{other}")
         for other in range(group.size):
             if other != group.rank:
-                client.ask("GET", f"{group.scope}/{other}")  # whether it is there
+                client.ask("GET", f"{group.scope}/{other}")  # checks that it exists
                 client.ask("GET", f"{group.scope}/{other}")
 
 
 def run_client(number: int, size: int, *, gathers: bool) -> None:
-    """Play every second rank; the address and the go-ahead of each phase come on stdin, a line each."""
+    """Simulate every second rank; stdin has a line with the address, and one to start each phase."""
     client = Client(sys.stdin.readline().strip())
     hosts = [f"host{rank // RANKS_PER_HOST}" for rank in range(size)]
     rank_infos = ranks.assign_ranks(hosts, first_node="host0")
@@ -124,7 +124,7 @@ def run_client(number: int, size: int, *, gathers: bool) -> None:
 
 
 def run_server() -> None:
-    """Serve until stdin ends; then print the CPU and memory that it took."""
+    """Serve until stdin ends; then print the CPU time and memory that were used."""
     with Rendezvous("127.0.0.1") as server:
         before = _cpu_s()
         print(server.address, flush=True)
@@ -154,33 +154,33 @@ def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
-        raise RuntimeError(f"{process.args} has ended with {process.wait()}")
+        raise RuntimeError(f"{process.args} exited with {process.wait()}")
     return line
 
 
 def measure(size: int, *, gathers: bool) -> dict[str, float]:
-    """Return what a world of ``size`` ranks costs: seconds, the rendezvous's CPU, requests, megabytes."""
+    """Return the costs of a world of ``size`` ranks: seconds, the rendezvous's CPU, requests, megabytes."""
     way = "gathers" if gathers else "pairs"
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_program("server"))
         address = _line(server)
         clients = [stack.enter_context(_program("client", str(n), str(size), way)) for n in range(CLIENTS)]
 
-        def tell(text: str) -> None:
+        def send(text: str) -> None:
             for each in clients:
                 assert each.stdin is not None
                 each.stdin.write(text + "\n")
                 each.stdin.flush()
 
-        tell(address)
+        send(address)
         assert {_line(each) for each in clients} == {"ready"}
         began = time.monotonic()
         for _ in range(3):
             for verb in ("meet", "leave"):
-                tell(verb)
+                send(verb)
                 assert {_line(each) for each in clients} == {"done"}
         took_s = time.monotonic() - began
-        said = [json.loads(_line(each)) for each in clients]
+        sent = [json.loads(_line(each)) for each in clients]
         assert server.stdin is not None
         server.stdin.close()
         served = json.loads(_line(server))
@@ -188,8 +188,8 @@ def measure(size: int, *, gathers: bool) -> dict[str, float]:
     return {
         "seconds": took_s,
         "cpu_s": served["cpu_s"],
-        "requests": sum(each["requests"] for each in said),
-        "megabytes": sum(each["bytes"] for each in said) / 1e6,
+        "requests": sum(each["requests"] for each in sent),
+        "megabytes": sum(each["bytes"] for each in sent) / 1e6,
         "peak_mb": served["peak_mb"],
     }
 

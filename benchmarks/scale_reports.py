@@ -1,11 +1,10 @@
-"""Plays 8 ranks a host against the real coordinator: protocol only, without torch, Horovod or 512 processes.
+"""Simulates 8 ranks per host against the real coordinator, without torch, Horovod or 512 processes.
 
-The coordinator, its worker group and inbox are the real ones, and so are the sockets. The training actors are
-stand-ins: Ray's part of a start is left out, and each answers its poll when the wait is over. Rank 0 reports,
-waits until it may continue, and reports again, in a process of its own; another one reads what is sent to
-the other ranks of this host. Ranks on other hosts are reached by calls of their actors. With ``ray`` each is
-a call of a real Ray actor; with ``fixed`` and ``elastic`` (a trial that may change its size) calls are only
-counted.
+The coordinator, its worker group and the sockets are real. The training actors are stand-ins: Ray's part of
+a start is left out, and each answers its poll when the wait is over. Rank 0 reports, waits until it may
+continue, and reports again, in a process of its own; another process reads what is sent to the other ranks of
+this host. Ranks on other hosts are reached by calls of their actors. With ``ray`` each is a call of a real
+Ray actor; with ``fixed`` and ``elastic`` (a trial that may change its size) calls are only counted.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class StandIn:
 
 
 class StandInLauncher:
-    """Gives stand-ins their ranks as `ActorLauncher` does, and starts the programs that play them."""
+    """Gives stand-ins their ranks as `ActorLauncher` does, and starts the programs that simulate them."""
 
     def __init__(self, size: int, *, sink: Any, stack: contextlib.ExitStack) -> None:
         later = Later()
@@ -173,7 +172,7 @@ def _player(part: str, tokens: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def play_first() -> None:
-    """Be rank 0: report, wait until the report may return, report again."""
+    """Simulate rank 0: report, wait until the report may return, report again."""
     (token,) = pickle.load(sys.stdin.buffer)
     channel = RankChannel(token)
     allowed, changed = [0.0], threading.Condition()
@@ -193,7 +192,7 @@ def play_first() -> None:
 
 
 def play_others() -> None:
-    """Be all other ranks: take what comes."""
+    """Simulate all other ranks of this host: receive and discard."""
     ends = [connect(token) for token in pickle.load(sys.stdin.buffer)]
     print("connected", flush=True)
     with selectors.DefaultSelector() as selector:
@@ -206,7 +205,7 @@ def play_others() -> None:
 
 
 class NoRay:
-    """What the coordinator uses of Ray, for stand-ins, whose answers are there at once."""
+    """The part of Ray's API that the coordinator uses, for stand-ins, which answer immediately."""
 
     @staticmethod
     def wait(refs: list[Answer], **_: Any) -> tuple[list[Answer], list[Answer]]:

@@ -1,4 +1,4 @@
-"""ASHA on trials of 2 Horovod ranks, with an initial configuration and a limit on the wall clock.
+"""ASHA on trials of 2 Horovod ranks, with an initial configuration and a limit on wall-clock time.
 
 python examples/asha_digits.py
 """

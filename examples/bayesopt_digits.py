@@ -68,7 +68,7 @@ def accuracy(model, dataset, device="cpu"):
 
 
 def train(config):
-    """One rank's training: the function that is tuned."""
+    """Train one rank: the function to tune."""
     hvd.init()
     torch.manual_seed(0)
     device = "cpu"
@@ -119,14 +119,14 @@ def train(config):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-hosts", type=int, default=1, help="machines that a trial runs on")
-    parser.add_argument("--num-slots", type=int, default=2, help="ranks on each of them")
+    parser.add_argument("--num-slots", type=int, default=2, help="ranks per machine")
     parser.add_argument("--num-samples", type=int, default=24, help="trials")
     parser.add_argument("--max-concurrent", type=int, default=1, help="trials at a time")
     parser.add_argument("--epochs", type=int, default=SPACE["epochs"])
-    parser.add_argument("--use-gpu", action="store_true", help="one GPU a rank")
-    parser.add_argument("--address", help="of a Ray cluster, e.g. auto; default: only this machine")
+    parser.add_argument("--use-gpu", action="store_true", help="one GPU per rank")
+    parser.add_argument("--address", help="address of a Ray cluster, e.g. auto; default: only this machine")
     parser.add_argument("--storage-path", help="where results go, a directory or URI (default ~/ray_results)")
-    parser.add_argument("--at-least", type=float, default=0.0, help="fail where the accuracy is below this")
+    parser.add_argument("--at-least", type=float, default=0.0, help="fail if the accuracy is below this")
     parser.add_argument("--resume", metavar="NAME", help="continue the experiment of this name, or start it")
     args = parser.parse_args()
     if args.storage_path and "://" not in args.storage_path:
@@ -153,7 +153,7 @@ def main():
     )
     results = tuner.fit()
     if not any("accuracy" in (each.metrics or {}) for each in results):
-        parser.exit(1, "no trial has reported its accuracy; their errors are above\n")
+        parser.exit(1, "no trial has reported an accuracy; the trials' errors are above\n")
 
     columns = ["accuracy", "training_iteration", *(f"config/{name}" for name in SPACE)]
     table = results.get_dataframe(filter_metric="accuracy", filter_mode="max")

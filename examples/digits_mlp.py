@@ -1,7 +1,7 @@
 """The function that the algorithm examples tune: a small network on handwritten digits, on Horovod ranks.
 
-A plain Horovod training function; it takes up its checkpoint, so that schedulers may pause, resume and clone
-its trials.
+A plain Horovod training function; it resumes from its checkpoint, so that schedulers may pause, resume and
+clone its trials.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def connect_to_ray(num_cpus=None, **settings):
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default="local", help="auto: the Ray cluster that this machine is in")
     address = parser.parse_args().address
-    # A cluster has the CPUs that it was started with; on a machine with one, two ranks share it.
+    # A cluster has the CPUs that it was started with; on a machine with one CPU, two ranks share it.
     local_cpus = num_cpus or max(2, os.cpu_count() or 1)
     ray.init(address, num_cpus=local_cpus if address == "local" else None, **settings)
     nodes = sum(node["Alive"] for node in ray.nodes())

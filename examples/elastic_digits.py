@@ -1,4 +1,4 @@
-"""A trial that shrinks and grows: one of 3 ranks is killed, the others continue, and it comes back.
+"""A trial that shrinks and grows: one of 3 ranks is killed, the others continue, and a new one joins.
 
 python examples/elastic_digits.py
 """
@@ -22,7 +22,7 @@ def train(config):
     images, labels, held_out, answers = digits()
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    # The same on every rank, also on one that has just joined: what the trial committed last.
+    # The state that the trial committed last: the same on every rank, also on one that has just joined.
     state = get_state()
     epoch, last = 0, config["epochs"]
     if state is not None:
@@ -34,7 +34,7 @@ def train(config):
 
     while epoch < last:
         epoch += 1
-        if hvd.size() < 3:  # long enough to see the third rank come back
+        if hvd.size() < 3:  # long enough to see a third rank join
             last = min(epoch + 3, 20 * config["epochs"])
         began = time.monotonic()
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))

@@ -1,7 +1,7 @@
 """The first example of Horovod's guide to Ray Tune, as printed there, apart from its first lines.
 
-What the guide leaves undefined is at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too. `best_config`
-needs to know the metric and its mode, so `tune.run` names them.
+What the guide leaves undefined is at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too.
+`best_config` requires a metric and a mode, so `tune.run` names them.
 
     python examples/horovod_simple.py
 """
@@ -36,7 +36,7 @@ def training_function(config: Dict):  # noqa: UP006 - as printed
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address", default="local")  # starts a Ray; auto: this machine's cluster
+    parser.add_argument("--address", default="local")  # local: starts Ray; auto: this machine's cluster
     ray.init(parser.parse_args().address)
     trainable = DistributedTrainableCreator(
             training_function, num_slots=2, use_gpu=use_gpu)

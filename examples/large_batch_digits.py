@@ -1,4 +1,4 @@
-"""Batch, rate, warm-up and optimiser of a Horovod training, searched together: the guide's list, on digits.
+"""A search over batch size, learning rate, warm-up and optimiser together, as Horovod's guide lists them.
 
 python examples/large_batch_digits.py
 """

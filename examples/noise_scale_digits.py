@@ -1,6 +1,6 @@
-"""ASHA ends three of four trials, and the best one takes their places: it grows from 1 rank to 4.
+"""ASHA ends three of four trials, and the best one gets their CPUs: it grows from 1 rank to 4.
 
-It grows because it can use more samples a step: its batch is far below its gradient noise scale.
+It grows because it can use more samples per step: its batch is far below its gradient noise scale.
 
 python examples/noise_scale_digits.py
 """
@@ -50,7 +50,7 @@ def train(config):
 
 
 class ShowGrowth(tune.Callback):
-    """Prints a line when a trial has another number of ranks."""
+    """Prints a line when a trial's number of ranks changes."""
 
     def __init__(self):
         self.sizes = {}

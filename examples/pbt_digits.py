@@ -1,4 +1,4 @@
-"""Population based training on trials of 2 Horovod ranks: weak ones take over a strong one's checkpoint.
+"""Population based training: weak trials of 2 Horovod ranks continue from a strong one's checkpoint.
 
 python examples/pbt_digits.py
 """

@@ -1,4 +1,4 @@
-"""Bayesian optimisation on trials of 2 Horovod ranks that pause, so that the best continue.
+"""Bayesian optimisation with PromotingASHA: trials of 2 Horovod ranks pause, and the best continue.
 
 python examples/promoting_asha_digits.py
 """

@@ -1,4 +1,4 @@
-"""A small GPT-2 on two Horovod ranks per trial, tuned with ASHA: with Transformers' Trainer.
+"""A small GPT-2 on two Horovod ranks per trial, trained by Transformers' Trainer and tuned with ASHA.
 
 pip install 'horovod_tune[transformers]'
 python examples/transformers_horovod.py
@@ -48,7 +48,7 @@ def train(config, text):
         eval_dataset=data[:held_out],
         callbacks=[TuneReporterCallback(checkpoint=True)],
     )
-    # Each rank trains on its share of the data, and all of them one model.
+    # All ranks train one model, each on its share of the data.
     trainer = distribute(trainer)
     start = get_checkpoint()
     trainer.train(resume_from_checkpoint=start.path if start else None)
@@ -56,7 +56,7 @@ def train(config, text):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address", default="local", help="of a Ray cluster; default: starts one here")
+    parser.add_argument("--address", default="local", help="address of a Ray cluster; local: start one")
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()

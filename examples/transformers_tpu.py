@@ -1,10 +1,10 @@
-"""HyperOpt and ASHA over a small transformer of Hugging Face's, one XLA process per TPU chip.
+"""HyperOpt and ASHA tune a small Hugging Face transformer, with one XLA process per TPU chip.
 
 pip install 'horovod_tune[tpu,transformers,hyperopt]' 'transformers>=5'
 python examples/transformers_tpu.py --address auto        on TPU hosts, in a Ray cluster of them
 PJRT_DEVICE=CPU python examples/transformers_tpu.py       anywhere, on torch_xla's CPU device
 
-The model is made from a configuration and reads the text next to this file, by bytes: no download.
+The model is built from a configuration and trained on the bytes of tides.txt: nothing is downloaded.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def train(config, text):
             num_train_epochs=config["num_train_epochs"],
             per_device_train_batch_size=8,
             per_device_eval_batch_size=8,
-            optim="adamw_torch",  # the fused kernels know no XLA tensors
+            optim="adamw_torch",  # the fused kernels do not support XLA tensors
             dataloader_pin_memory=False,
             dataloader_drop_last=True,  # one shape, so that XLA compiles one graph
             eval_strategy="epoch",
@@ -72,7 +72,7 @@ def train(config, text):
 
 
 def windows_of(text):
-    """Cut a text into windows of WINDOW_BYTES bytes, half of each in common with the next."""
+    """Cut a text into windows of WINDOW_BYTES bytes, each of which overlaps the next by half."""
     data = list(text.encode())
     starts = range(0, len(data) - WINDOW_BYTES, WINDOW_BYTES // 2)
     return [{"input_ids": data[i : i + WINDOW_BYTES], "labels": data[i : i + WINDOW_BYTES]} for i in starts]
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     parser.add_argument("--time-budget-s", type=float, default=300)
     parser.add_argument("--num-samples", type=int, default=-1)
     parser.add_argument(
-        "--address", default="local", help="of a Ray cluster, e.g. auto; default: this machine"
+        "--address", default="local", help="address of a Ray cluster, e.g. auto; local: start one"
     )
     arguments = parser.parse_args()
     ray.init(address=arguments.address)

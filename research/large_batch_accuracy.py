@@ -1,10 +1,10 @@
-"""Accuracy against the global batch at the same number of epochs, by ways to train.
+"""Accuracy against the global batch at the same number of epochs, for several ways to train.
 
     OMP_NUM_THREADS=1 python research/large_batch_accuracy.py
 
 One process computes the whole batch: N ranks with a part each do the same (tests/large_batch/test_worlds.py).
 The base rate of each optimiser is tuned once, at 1x, with seeds of its own; nothing is tuned at larger
-batches. Writes research/results/large_batch.json and draws large_batch.png beside it.
+batches. Writes research/results/large_batch.json and draws large_batch.png next to it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GRIDS = {
     "lamb": (0.005, 0.01, 0.02, 0.05),
 }
 WARMUP = 0.2
-# Part of the training that warms up, the optimiser and the rule of each way.
+# For each way: the fraction of the training that warms up, the optimiser and the scaling rule.
 WAYS: dict[str, tuple[float, str, str]] = {
     "SGD, rate unchanged": (0.0, "sgd", "none"),
     "linear scaling": (0.0, "sgd", "linear"),
@@ -58,13 +58,13 @@ LONG_DECAY = 0.997
 
 
 def accuracy(model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the part of `inputs` that the model gets right."""
+    """Return the fraction of `inputs` that the model classifies correctly."""
     with torch.no_grad():
         return float((model(inputs).argmax(1) == labels).float().mean())
 
 
 def train(problem: Problem, config: dict[str, Any], seed: int, growth: dict[str, Any] | None = None) -> dict:
-    """Train once; return accuracies and steps by epoch, and what finding the curvature cost."""
+    """Train once; return accuracies and steps by epoch, the last batch size, and times in seconds."""
     inputs, labels, held_out, answers = problem.data()
     model = problem.model(seed)
     config = {"epochs": problem.epochs, "base_batch_size": problem.base_batch_size, **config}
@@ -112,7 +112,7 @@ def train(problem: Problem, config: dict[str, Any], seed: int, growth: dict[str,
 
 
 def tuned(problem: Problem) -> dict[str, float]:
-    """Return the base rate of each optimiser: the best mean accuracy at 1x."""
+    """Return the base rate of each optimiser with the best mean accuracy at 1x."""
 
     def score(kind: str, lr: float) -> float:
         config = {"optimizer": kind, "lr": lr, "global_batch_size": problem.base_batch_size}
@@ -122,7 +122,7 @@ def tuned(problem: Problem) -> dict[str, float]:
 
 
 def scaling(problem: Problem, rates: dict[str, float]) -> dict[str, dict[str, list[float]]]:
-    """Return the last accuracies by way and factor, one a seed."""
+    """Return the last accuracies by way and factor, one per seed."""
     found: dict[str, dict[str, list[float]]] = {}
     for way, (warmup, kind, rule) in WAYS.items():
         found[way] = {}
@@ -145,10 +145,10 @@ def scaling(problem: Problem, rates: dict[str, float]) -> dict[str, dict[str, li
 def growing(
     problem: Problem, rate: float, seeds: Sequence[int], wanted: Sequence[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Give epochs and steps to the targets by way to grow, one a seed; `wanted` ways, by default all."""
+    """Yield ways to grow, those in `wanted` or all, with epochs and steps to the targets by seed."""
     base = problem.base_batch_size
     shared = {"optimizer": "sgd", "lr": rate, "schedule": "constant", "epochs": 2 * problem.epochs}
-    passes = {"max_micro_batch_size": base // 2}  # Two passes give the noise scale.
+    passes = {"max_micro_batch_size": base // 2}  # The noise scale needs two passes.
     milestones = [problem.epochs // 4 * number for number in (1, 2, 3, 4, 5)]
     small, large = {"global_batch_size": base, **passes}, {"global_batch_size": 8 * base, **passes}
     ways: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
@@ -207,8 +207,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS))
     parser.add_argument("--parts", nargs="+", default=["rates", "scaling", "growing"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="of the growing batches")
-    parser.add_argument("--ways", nargs="+", default=[], help="to grow a batch; all by default")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="seeds of growing batches")
+    parser.add_argument("--ways", nargs="+", default=[], help="ways to grow a batch; all by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

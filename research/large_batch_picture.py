@@ -18,7 +18,7 @@ MARKERS = ("o", "s", "D", "^", "v")
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
-    """Write one row of panels a problem: accuracy by batch, and epochs by steps to the target."""
+    """Write one row of panels per problem: accuracy by batch, and epochs and steps to the target."""
     figure, axes = plt.subplots(len(results), 2, figsize=(11, 4 * len(results)), squeeze=False)
     for row, (name, found) in zip(axes, results.items(), strict=True):
         for axis, part in zip(row, ("scaling", "growing"), strict=True):
@@ -69,7 +69,7 @@ def _growing(axis: Any, name: str, found: Mapping[str, list[Mapping[str, Any]]])
     steps = [run["steps"] for runs in ways.values() for run in runs if math.isfinite(run["steps"])]
     axis.set_xlim(0, 2.5 * max(steps, default=1))
     axis.margins(y=0.15)
-    axis.set_xlabel("optimiser steps to the target, a dot a seed; median marked", fontsize=9)
+    axis.set_xlabel("optimiser steps to the target, a dot per seed; median marked", fontsize=9)
     axis.set_title(f"{name}: batches that grow, to an accuracy of {target}", fontsize=10, loc="left")
     _plain(axis)
 

@@ -1,4 +1,4 @@
-"""What `large_batch_accuracy.py` trains: digits, and spirals that take many steps to learn."""
+"""The problems of `large_batch_accuracy.py`: digits, and spirals that take many steps to learn."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Problem:
     """A data set, a network and the budget of a training.
 
     Attributes:
-        name: For tables and pictures.
-        data: Training inputs and labels, held-out inputs and labels.
-        widths: Of the network's layers.
-        base_batch_size: 1x.
-        epochs: Of every training, whatever its batch.
+        name: The name in tables and pictures.
+        data: Returns training inputs and labels, held-out inputs and labels.
+        widths: Widths of the network's layers.
+        base_batch_size: The batch size called 1x.
+        epochs: Epochs of every training, whatever its batch.
     """
 
     name: str

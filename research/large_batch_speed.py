@@ -1,9 +1,9 @@
-"""What an optimiser step of LARS and LAMB costs beside torch's, and what the noise scale costs of a step.
+"""The cost of an optimiser step of LARS and LAMB relative to torch's, and of the noise scale in a step.
 
     OMP_NUM_THREADS=1 python research/large_batch_speed.py [--device cuda]
 
-160 tensors, 25 million parameters. Rounds of all optimisers are interleaved; what is printed is the median of
-the rounds' ratios, so that other work on the machine hits both sides.
+160 tensors, 25 million parameters. Rounds of all optimisers are interleaved, and the median of the rounds'
+ratios is printed, so that other work on the machine affects both sides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from horovod_tune.large_batch import GradientAccumulator, Lamb, Lars, NoiseScale, accumulation
 from horovod_tune.large_batch.noise_scale import GradientNorms
 
-# 54 weights as of layers and 106 vectors as of biases and normalisation: the make-up of a ResNet-50.
+# As in a ResNet-50: 54 weights of layers, and 106 vectors of biases and normalisation.
 SHAPES = [(680, 680)] * 54 + [(680,)] * 106
 AGAINST = {"LARS": "SGD", "LAMB": "AdamW"}
 
@@ -44,7 +44,7 @@ def optimizers(device: str) -> dict[str, torch.optim.Optimizer]:
 
 
 def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
-    """Return the seconds of one call: of this process's processors, on an accelerator of the wall clock."""
+    """Return the seconds of one call: CPU time of this process, or wall-clock time on an accelerator."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     if device != "cpu":
         torch.cuda.synchronize()
@@ -76,8 +76,8 @@ def steps(device: str, rounds: int) -> None:
 def noise_scale(device: str, rounds: int) -> None:
     """Print what the noise scale adds to a step of four passes of a network of 25 million weights.
 
-    A round is as many steps as there are from one measurement to the next. Its own time is taken in the same
-    run: a difference of two runs drowns in what else the machine does.
+    A round is the steps from one measurement to the next. The noise scale is timed within the run: the
+    difference of two runs would be smaller than the effect of other work on the machine.
     """
     inputs = torch.randn(64, 680, device=device)
     pairs = [(torch.nn.Linear(680, 680), torch.nn.ReLU()) for _ in range(54)]

@@ -1,5 +1,4 @@
-"""LCBench as functions to search: learning curves of funnel-shaped networks on tabular data, from a
-surrogate.
+"""LCBench as functions to search: a surrogate's learning curves of funnel-shaped networks on tabular data.
 
 The surrogate is YAHPO Gym's (Pfisterer et al., 2022; https://github.com/slds-lmu/yahpo_data, folder
 `lcbench`, Apache-2.0), an ONNX file of LCBench (Zimmer, Lindauer & Hutter, 2021): 7 hyperparameters, 52
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 EPOCHS = 52
-#: The tasks that the search is developed on, with their codes in the surrogate. The others are for judging.
+#: The tasks that the search is developed on, with their codes in the surrogate. Others are for evaluation.
 TASKS = {
     3945: 34, 7593: 35, 34539: 33, 126025: 1, 126026: 2, 126029: 3, 146212: 4, 167104: 6, 167149: 7,
     189354: 24, 189862: 25, 189865: 26, 189866: 27, 189873: 28, 189905: 29, 189906: 30,
@@ -32,7 +31,7 @@ NAMES = (
     "max_units",
     "max_dropout",
 )
-#: Those that are searched in the log. As LCBench's authors searched it, `weight_decay` is not one of them.
+#: Those searched on a log scale. As in LCBench's own search space, `weight_decay` is not one of them.
 LOGARITHMIC = {"batch_size", "learning_rate", "max_units"}
 _TIME, _ACCURACY = 0, 1
 
@@ -80,8 +79,7 @@ class Task:
         return self.least_error((20, 35, 45, EPOCHS))
 
     def least_error(self, epochs: Sequence[int]) -> float:
-        """Return the smallest error after one of `epochs`, of 20,000 random configurations and of a local
-        search from the best of them."""
+        """Return the least error after any of `epochs`, by 20,000 random points and a local search."""
         generator = np.random.default_rng(self.task)
         low = np.array([np.log(16), np.log(1e-4), 0.1, 1e-5, 1, np.log(64), 0.0])
         high = np.array([np.log(512), np.log(0.1), 0.99, 0.1, 5, np.log(1024), 1.0])

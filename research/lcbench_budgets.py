@@ -1,6 +1,6 @@
-"""Peers that ask for a trial up to an epoch and are told its error there, as `lcbench_clock.py` drives them.
+"""The adapter to `lcbench_clock.py` of peers that request a trial up to an epoch and receive its error.
 
-Their trials pause at the end of each budget, and go on from there where the peer asks for a larger one.
+Trials pause at the end of each budget, and continue from there if the peer requests a larger one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from lcbench_clock import Config, Decision, Report
 
 class AskTell(Protocol):
     def ask(self) -> tuple[Hashable, Config, int]:
-        """Return a trial, new or paused, its configuration and the epoch up to which it is to train."""
+        """Return a trial, new or paused, its configuration and the epoch up to which it must train."""
 
     def tell(self, trial: Hashable, error: float) -> None:
-        """Take the error at the epoch that was asked for."""
+        """Record the error at the requested epoch."""
 
 
 class BudgetSearch:

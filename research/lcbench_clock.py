@@ -1,7 +1,7 @@
 """The simulated clock under which `search_lcbench.py` compares searches: it needs neither Ray nor peers.
 
-A search decides about a few workers through two calls, `suggest` and `report`, which an adapter passes on to
-Tune's classes or to a peer's. An epoch takes as long as the task says, a decision takes no time.
+A search controls a few workers through two calls, `suggest` and `report`, which an adapter passes on to
+Tune's classes or to a peer's. An epoch takes as long as in the task, a decision takes no time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-#: Regret is taken after as many epochs as these whole trainings have.
+#: Regret is measured after as many epochs as this many whole trainings have.
 TRAININGS = (5, 10, 20)
 Config = dict[str, Any]
 
@@ -28,7 +28,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Report:
-    """The error of a trial after an epoch; ``seconds`` is how long it has trained in all."""
+    """The error of a trial after an epoch; ``seconds`` is its total training time."""
 
     trial: Hashable
     epoch: int
@@ -38,13 +38,13 @@ class Report:
 
 class Search(Protocol):
     def suggest(self) -> tuple[Hashable, Config] | None:
-        """Return the trial to train next, or None where nothing can start before another report.
+        """Return the trial to train next, or None if nothing can start before another report.
 
-        A paused trial goes on from the epoch where it was paused, with the configuration that it began with.
+        A paused trial continues from the epoch where it was paused, with the configuration it began with.
         """
 
     def report(self, report: Report) -> Decision:
-        """Take an error and say how the trial goes on; after the last epoch it ends in any case."""
+        """Record an error and return how the trial continues; after the last epoch it ends in any case."""
 
 
 class Curves(Protocol):
@@ -66,7 +66,7 @@ class _Trial:
 
 @dataclass
 class Outcome:
-    """``regrets`` has a figure for each budget, ``suggestion_seconds`` a processor time for each trial."""
+    """``regrets`` has a value per budget, ``suggestion_seconds`` a CPU time per trial."""
 
     regrets: list[float] = field(default_factory=list)
     trials: int = 0
@@ -78,8 +78,8 @@ def simulate(
 ) -> Outcome:
     """Run a search until ``epochs`` times the last of ``trainings`` are used up.
 
-    Each epoch that a worker trains counts once. Regret is the smallest error that was reported so far, at any
-    epoch, less the smallest that the task has.
+    Each epoch that a worker trains counts once. Regret is the smallest error reported so far, at any epoch,
+    less the smallest error of the task.
 
     Raises:
         RuntimeError: The search suggests nothing though no trial is running, or a trial that is not paused.

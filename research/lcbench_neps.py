@@ -39,7 +39,7 @@ class Space(neps.PipelineSpace):
     num_layers = neps.Integer(1, 5)
     max_units = neps.Integer(64, 1024, log=True)
     max_dropout = neps.Float(0.0, 1.0)
-    # A little less than 52 / 27, for four rungs; the rungs are rounded.
+    # A little less than 52 / 27, so that there are four rungs, which are rounded.
     epochs = neps.FloatFidelity(1.92, EPOCHS)
 
 
@@ -57,7 +57,7 @@ class NepsPeer:
 
     def ask(self) -> tuple[Hashable, Config, int]:
         asked = self._neps.ask()
-        # An identity is the number of a configuration and that of its rung: 12_rung_1.
+        # An id has the numbers of a configuration and of its rung: 12_rung_1.
         trial = asked.metadata.id.split("_")[0]
         self._asked[trial] = asked
         return trial, dict(asked.config), round(asked.config["epochs"])

@@ -18,7 +18,7 @@ from lcbench_clock import Config
 from smac import MultiFidelityFacade, Scenario
 from smac.runhistory import TrialInfo, TrialValue
 
-# SMAC draws a quarter of its trials at random first, 70 at most; so many fit into 20 trainings' epochs.
+# As many trials as fit into 20 trainings' epochs; SMAC draws the first quarter of them at random, 70 at most.
 _TRIALS = 100
 
 
@@ -47,7 +47,7 @@ class SmacPeer:
             output_directory=self._folder.name,  # type: ignore[arg-type]
             deterministic=True,
             n_trials=_TRIALS,
-            # A little less than 52 / 27, for four rungs in spite of rounding.
+            # A little less than 52 / 27, so that there are four rungs despite rounding.
             min_budget=1.92,
             max_budget=EPOCHS,
             seed=seed,
@@ -67,4 +67,4 @@ class SmacPeer:
 
 
 def _not_called(config: Any, seed: int, budget: float) -> float:
-    raise AssertionError("SMAC is asked and told, and runs no trial itself")
+    raise AssertionError("SMAC must not run trials itself: it is used through ask() and tell()")

@@ -1,4 +1,4 @@
-"""Syne Tune's schedulers, as `lcbench_clock.py` drives them: it calls them as Syne Tune's own tuner does.
+"""The adapter of Syne Tune's schedulers to `lcbench_clock.py`; it calls them as Syne Tune's own tuner does.
 
     pip install 'syne-tune[gpsearchers]==0.13.0' 'numpy<2' 'pandas<3' 'scipy<1.14' statsmodels onnxruntime
 
@@ -18,8 +18,8 @@ from syne_tune.optimizer.baselines import ASHA, BOHB, MOBSTER, HyperTune
 from syne_tune.optimizer.scheduler import SchedulerDecision
 
 # The schedulers that are compared, with the arguments that differ from Syne Tune's defaults.
-# `promotion` pauses trials where the default stops them; four brackets are all that the rungs allow. `warped`
-# bends the axes, as `weight_decay` has no logarithm in LCBench as its authors searched it.
+# `promotion` pauses trials where the default stops them; the rungs allow at most four brackets. `warped`
+# warps the axes, as `weight_decay` is not on a log scale in LCBench's own search space.
 _SCHEDULERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mobster": (MOBSTER, {}),
     "mobster_promotion": (MOBSTER, {"type": "promotion"}),

@@ -1,4 +1,4 @@
-"""A searcher and a scheduler of Tune's classes, as `lcbench_clock.py` drives them."""
+"""The adapter of Tune's searchers and schedulers to `lcbench_clock.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TuneSearch:
             max_t=epochs,
         )
         self._trials: dict[Any, Any] = {}
-        # What a scheduler sees of Tune's controller.
+        # The part of Tune's controller that schedulers use.
         self._controller = SimpleNamespace(
             search_alg=SimpleNamespace(is_finished=lambda: False), get_trials=lambda: self._trials.values()
         )
@@ -69,7 +69,7 @@ class TuneSearch:
         }
         decision = self._scheduler.on_trial_result(self._controller, trial, result)
         if decision == TrialScheduler.STOP or report.epoch == self._epochs:
-            # As Tune does: the last result comes with the end of the trial alone.
+            # As in Tune, the searcher receives the last result only in `on_trial_complete`.
             self._scheduler.on_trial_complete(self._controller, trial, result)
             self._searcher.on_trial_complete(trial.trial_id, result | {"done": True})
             trial.status = "TERMINATED"

@@ -1,4 +1,4 @@
-"""A CSV of results that an interrupted benchmark goes on with."""
+"""A CSV of results, from which an interrupted benchmark continues."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class ResultRows:
-    """The rows of a CSV, of which the first `keys` fields say what was run.
+    """The rows of a CSV whose first `keys` fields identify a run.
 
-    Each row is written at once, so that what was run is kept when the benchmark is interrupted.
+    Each row is written immediately, so that an interrupted benchmark keeps its results.
     """
 
     def __init__(self, path: Path, fields: list[str], keys: int) -> None:
@@ -21,7 +21,7 @@ class ResultRows:
                 self._present = {tuple(row[key] for key in fields[:keys]) for row in csv.DictReader(file)}
 
     def has(self, *key: object) -> bool:
-        """Return whether the file already has the row of these keys."""
+        """Return True if the file already has the row of these keys."""
         return tuple(map(str, key)) in self._present
 
     def add(self, row: dict[str, Any]) -> None:

@@ -1,13 +1,13 @@
-"""Real trials of 2 Horovod ranks: epochs and seconds until one has 98.5 % of held-out digits right.
+"""Real trials of 2 Horovod ranks: epochs and seconds until one has an accuracy of 98.5 % on held-out digits.
 
     python research/search_digits.py run                  # rows for the CSV
     python research/search_digits.py report
 
-Ours and random search under our PromotingASHA, ours, Optuna's TPE and random search under Tune's ASHA; all
+Ours and random search under our PromotingASHA; ours, Optuna's TPE and random search under Tune's ASHA; all
 with the first rung after 2 of 54 epochs, reduction factor 3 and 4 trials at a time. A search ends with the
 first report of 98.5 %, or after as many epochs as 20 whole trainings have. Three of 400 random configurations
-get there. Epochs are counted over all trials. The seconds are those of `Tuner.fit`, of which the
-processes that the first trials start are a part, on whatever machine this is; the methods take turns.
+reach it. Epochs are counted over all trials. The seconds are those of `Tuner.fit`, which include starting the
+processes of the first trials; the methods take turns.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Goal(tune.Stopper):
-    """Ends a search when a trial gets there, or when the epochs are used up."""
+    """Ends a search when a trial reaches `GOAL`, or when the epochs are used up."""
 
     def __init__(self) -> None:
         self.epochs, self.best = 0, 0.0
@@ -137,7 +137,7 @@ def _random(seed: int) -> Any:
 
 
 def tpe(seed: int, **aim: str) -> Any:
-    """Return Optuna's TPE; `aim` is the metric and the mode, where no tuner gives them."""
+    """Return Optuna's TPE; `aim` has the metric and the mode if no tuner passes them."""
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
@@ -201,7 +201,7 @@ def run(methods: list[str], seeds: int, output: Path, label: str) -> None:
 
 
 def report(output: Path) -> None:
-    """Print medians and quartiles over the seeds; a search that does not get there counts as endless."""
+    """Print medians and quartiles over the seeds; a search that misses the goal counts as infinite."""
     import pandas as pd
 
     rows = pd.read_csv(output)
@@ -223,7 +223,7 @@ def main() -> None:
     runner = commands.add_parser("run")
     runner.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     runner.add_argument("--seeds", type=int, default=11)
-    runner.add_argument("--label", default="", help="added to the methods' names, to tell two versions apart")
+    runner.add_argument("--label", default="", help="added to the methods' names, to distinguish versions")
     for command in (runner, commands.add_parser("report")):
         command.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()

@@ -3,10 +3,10 @@
     python research/search_digits_clock.py run --seeds 16      # rows for the CSV
     python research/search_digits_clock.py report
 
-Curves of real trainings are noisy, which LCBench's surrogate is not. Which search needs how many epochs
-until a trial has 97, 98 or 98.5 % of the held-out digits right can be seen here in seconds, over as many
-seeds as it takes. The space, the rungs and the budget are those of `search_digits.py`. Searches end at
-98.5 %, or after as many epochs as 20 whole trainings have.
+Curves of real trainings are noisy, unlike those of LCBench's surrogate. This measures within seconds, and so
+over many seeds, the epochs that a search needs until a trial classifies 97, 98 or 98.5 % of the held-out
+digits correctly. The space, the rungs and the budget are those of `search_digits.py`. Searches end at 98.5 %,
+or after as many epochs as 20 whole trainings have.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from sklearn.datasets import load_digits
 from horovod_tune.search import BayesOptSearch, PromotingASHA
 
 RESULTS = Path(__file__).parent / "results" / "search_digits_clock.csv"
-#: Shares of the held-out digits; at each, it is noted how many epochs all trials had.
+#: Accuracies on the held-out digits; the epochs of all trials are recorded when each is reached.
 GOALS = (0.97, 0.98, GOAL)
 FIELDS = ["method", "seed", *(f"epochs_{100 * goal:g}" for goal in GOALS), "trials", "best"]
 
 
 class GoalReached(Exception):
-    """A trial has 98.5 % right."""
+    """A trial has reached an accuracy of 98.5 %."""
 
 
 class Digits:
@@ -57,7 +57,7 @@ class Digits:
         self.epochs_to: dict[float, int] = {}
 
     def curve(self, config: dict[str, Any]) -> tuple[np.ndarray, float]:
-        """Return the errors of a trial, each trained when it is asked for, and the seconds of an epoch."""
+        """Return a trial's errors, each of which is trained for on access, and the seconds of an epoch."""
         self.trials += 1
         errors: Any = Errors(self, config)
         return errors, 1.0 + 64 / config["batch_size"] + 1e-3 * self.trials
@@ -72,7 +72,7 @@ class Digits:
 
 
 class Errors:
-    """The errors of a trial after its epochs, one after the other."""
+    """The errors of a trial after its epochs, to be read in order."""
 
     def __init__(self, digits: Digits, config: dict[str, Any]) -> None:
         torch.manual_seed(0)
@@ -141,7 +141,7 @@ def run(methods: list[str], seeds: int, output: Path) -> None:
 
 
 def report(output: Path) -> None:
-    """Print medians and quartiles over the seeds; a search that does not get there counts as endless."""
+    """Print medians and quartiles over the seeds; a search that misses the goal counts as infinite."""
     import pandas as pd
 
     rows = pd.read_csv(output)

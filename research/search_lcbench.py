@@ -2,15 +2,15 @@
 
     python research/search_lcbench.py run MODEL --methods horovod_tune random     # rows for the CSV
     python research/search_lcbench.py report
-    python research/search_lcbench.py run MODEL --log-decay               # weight_decay in the log
-    python research/search_lcbench.py least MODEL --epochs 16 32          # what no search can do better
+    python research/search_lcbench.py run MODEL --log-decay               # weight_decay on a log scale
+    python research/search_lcbench.py least MODEL --epochs 16 32          # the least possible regret
 
 MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
-reduction factor 3, 52 epochs), ours, which promotes (`_promoting`), or a peer's scheduler with the same rungs
-decides about 4 workers whose clock is simulated; an epoch takes as long as the surrogate says. Regret is in
-percentage points of the validation error: the smallest error that was reported so far, less the smallest that
-the task has. One core is enough: set OMP_NUM_THREADS=1. The peers run in environments of their own, without
-Ray: `lcbench_syne_tune.py`, `lcbench_smac.py` and `lcbench_neps.py` say what to install.
+reduction factor 3, 52 epochs), our PromotingASHA (`_promoting`), or a peer's scheduler with the same rungs
+controls 4 workers whose clock is simulated; the surrogate predicts how long an epoch takes. Regret is in
+percentage points of the validation error: the smallest error reported so far, less the smallest of the task.
+One core is enough: set OMP_NUM_THREADS=1. The peers run in environments of their own, without Ray:
+`lcbench_syne_tune.py`, `lcbench_smac.py` and `lcbench_neps.py` list what to install.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def run(model: Path, methods: list[str], tasks: list[int], seeds: int, workers: 
 
 
 def least(model: Path, epochs: list[int]) -> None:
-    """Print the smallest regret that any configuration has after so many epochs, the mean over the tasks."""
+    """Print the smallest regret of any configuration after each of `epochs`, the mean over the tasks."""
     tasks = [Task(model, task) for task in TASKS]
     for epoch in epochs:
         print(
@@ -167,8 +167,7 @@ def least(model: Path, epochs: list[int]) -> None:
 
 
 def report(output: Path) -> None:
-    """Print, for each method, the mean over the tasks of the median regret over the seeds, and the
-    quartiles'."""
+    """Print, by method, the means over the tasks of the regret's median and quartiles over the seeds."""
     import pandas as pd
 
     rows = pd.read_csv(output)
@@ -199,7 +198,7 @@ def main() -> None:
     finder.add_argument("model", type=Path)
     finder.add_argument("--epochs", nargs="+", type=int, default=[16, 32], metavar="EPOCH")
     for command in (runner, finder, commands.add_parser("report")):
-        command.add_argument("--log-decay", action="store_true", help="search weight_decay in the log")
+        command.add_argument("--log-decay", action="store_true", help="search weight_decay on a log scale")
         command.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.log_decay:

@@ -1,9 +1,9 @@
-"""Searches on functions whose best lies at a random place, another one for each seed; 4 in flight.
+"""Searches on functions whose optimum is at a random place, which differs between seeds; 4 in flight.
 
     python research/search_moved.py run --methods horovod_tune random     # rows for search_moved.csv
     python research/search_moved.py report                                # the table
 
-Who writes a function puts its best somewhere inside; here nobody has chosen where it is. Weights and
+Authors of test functions put the optimum somewhere inside the space; here it is not chosen. Weights and
 rotations are drawn with the seed too. Methods and packages are those of `search_quality.py`.
 """
 
@@ -25,7 +25,7 @@ from search_quality import FIELDS, METHODS, measured
 from search_report import at_marks
 
 RESULTS = Path(__file__).parent / "results" / "search_moved.csv"
-#: Each with its number of parameters.
+#: Kinds of functions with their number of parameters.
 KINDS = {
     "bowl": 4,
     "ackley": 4,
@@ -36,14 +36,14 @@ KINDS = {
     "noisy": 3,
     "narrow": 3,
 }
-#: Spaces of more than numbers: `mixed` has ten parameters, three of no effect; `conditional` has three or
-#: four at a time.
+#: Spaces with categories too: `mixed` has ten parameters, three of them without effect; `conditional` has
+#: three or four numbers at a time.
 OTHERS = ("mixed", "conditional")
 NOISE = 0.02
 
 
 def moved(kind: str, seed: int) -> Problem:
-    """Return a function on the unit cube with its best, which is 0, anywhere in it."""
+    """Return a function on the unit cube whose optimum, 0, is anywhere in it."""
     generator, dimension = np.random.default_rng([seed, 99]), KINDS[kind]
     best = generator.random(dimension)
     turned = np.linalg.qr(generator.standard_normal((dimension, dimension)))[0]

@@ -1,8 +1,8 @@
 """The functions that `search_quality.py` searches: their spaces, their optima and what makes them hard.
 
-All are minimised. `CHOSEN_ON` were looked at while the method was chosen, `HELD_OUT` were not, except that
-`digits_table`, with other seeds, was among those that the scales of `horovod_tune.search.gp.output_scales`
-were chosen on. `AS_WRITTEN` came after the method: spaces and metrics as people write them.
+All are minimised. `CHOSEN_ON` were used to choose the method, `HELD_OUT` were not, except that
+`digits_table`, with other seeds, was used to choose the scales of `horovod_tune.search.gp.output_scales`.
+`AS_WRITTEN` came after the method: spaces and metrics as users write them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TABLE = Path(__file__).parent / "results" / "search_table.csv"
 
 
 class TrialFailed(Exception):
-    """The function cannot be evaluated here, as a training that runs out of memory."""
+    """The function cannot be evaluated here, like a training that runs out of memory."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A function to minimise; `true_value` is without noise and raises `TrialFailed` where it fails."""
+    """A function to minimise; `true_value` is without noise and raises `TrialFailed` if it fails."""
 
     name: str
     kind: str
@@ -36,9 +36,9 @@ class Problem:
     optimum: float
     noise: float = 0.0
     in_flight: int = 4
-    #: The standard deviation of the noise at a configuration, where it is not `noise` everywhere.
+    #: The standard deviation of the noise at a configuration, if it is not `noise` everywhere.
     noise_at: Callable[[Config], float] | None = None
-    #: The space for searchers that take no domains within a choice: all parameters side by side.
+    #: The space for searchers that accept no domains within a choice: all parameters side by side.
     flat_space: Callable[[], Config] | None = None
 
     def observe(self, config: Config, generator: np.random.Generator) -> float:
@@ -93,7 +93,7 @@ def lr_valley(config: Config) -> float:
 
 
 def mixed_network(config: Config) -> float:
-    """Depth, width, an optimizer and an activation with optima of their own learning rates."""
+    """Depth, width, an activation, and an optimizer, on which the best learning rate depends."""
     best_lr = {"sgd": -1.0, "adam": -3.0, "rmsprop": -3.5}[config["optimizer"]]
     floor = {"sgd": 0.08, "adam": 0.0, "rmsprop": 0.05}[config["optimizer"]]
     act = {"relu": 0.0, "tanh": 0.06, "gelu": 0.02, "sigmoid": 0.3}[config["activation"]]
@@ -150,7 +150,7 @@ def rosenbrock(config: Config) -> float:
 
 
 def boosting(config: Config) -> float:
-    """Made after gradient boosting: trees and learning rate trade off, depth and loss interact."""
+    """Modelled on gradient boosting: trees and learning rate trade off, depth and loss interact."""
     trees, lr = math.log10(config["trees"]), math.log10(config["lr"])
     depth = config["model"]["depth"]
     best_depth = {"square": 5, "absolute": 7, "huber": 6}[config["model"]["loss"]]
@@ -319,7 +319,7 @@ def _flat_conditional_space() -> Config:
 
 
 def uneven(config: Config) -> float:
-    """What is noisy is not the best: large rates."""
+    """Large learning rates are the noisiest, and not the best."""
     return 0.1 + _bowl_of_rates(config, -2.5, -4.0) + 0.2 * (config["dropout"] - 0.3) ** 2
 
 

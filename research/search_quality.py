@@ -1,18 +1,20 @@
-"""Compares BayesOptSearch with its peers: simple regret after 40 evaluations, 4 in flight, through Tune's
-searcher API. No cluster is needed; trials are functions of `search_problems.py` and end in a random order.
+"""Compares BayesOptSearch with its peers through Tune's searcher API: simple regret after 40 evaluations.
+
+Mostly 4 are in flight. No cluster is needed; trials are functions of `search_problems.py` and end in a random
+order.
 
     python research/search_quality.py run --methods horovod_tune random     # rows for search_quality.csv
     python research/search_quality.py report                                # the table and the picture
-    python research/search_quality.py intervals --output FILE               # how sure the medians are
+    python research/search_quality.py intervals --output FILE               # intervals of the medians
 
-The peers need packages of their own; each is skipped with a message where its package is missing:
+The peers need packages of their own; without its package, a peer raises an ImportError:
 
     pip install optuna==5.0.0 hyperopt==0.3.0 ax-platform==1.3.1
     pip install bayesian-optimization==1.4.3     # for ray_bayesopt, in an environment of its own
 
 `run` skips what the CSV has already. Regret is that of the point with the best observed value, without
-noise, divided by the median regret of a random point; times are for one suggestion. One core is enough:
-set OMP_NUM_THREADS=1.
+noise, divided by the median regret of a random point; times are per suggestion. One core is enough: set
+OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class RandomSearch(Searcher):
 
 
 class PlainBayesianOptimization(RandomSearch):
-    """bayesian-optimization 3.x by itself, as its documentation does parallel work: UCB in a ConstantLiar."""
+    """bayesian-optimization 3.x by itself, in parallel as in its documentation: UCB in a ConstantLiar."""
 
     def set_search_properties(self, metric: Any, mode: Any, config: dict, **spec: Any) -> bool:
         from bayes_opt import BayesianOptimization, acquisition
@@ -174,7 +176,7 @@ METHODS: dict[str, Callable[[int], Searcher]] = {
 def search(problem: Problem, make: Callable[[int], Searcher], seed: int, nested: bool) -> dict[str, Any]:
     """Run one search; regrets are in the problem's own units.
 
-    Without `nested` the searcher is given no domains within a choice.
+    Without `nested` the searcher gets a space without domains inside a choice.
     """
     generator = np.random.default_rng([seed, 7])
     searcher = ConcurrencyLimiter(make(seed), max_concurrent=problem.in_flight)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-#: The same seeds for all, though some methods have more.
+#: The number of seeds used of each method, although some methods have more.
 SEEDS = 11
 
 #: Methods in the order of the table, with their marks in the picture.
@@ -53,7 +53,7 @@ def report(results: Path, picture: Path, chosen_on: list[str], held_out: list[st
 
 
 def at_marks(results: Path, problems: list[str], marks: tuple[int, ...]) -> None:
-    """Print the median regrets over all seeds after so many evaluations, by problem and method."""
+    """Print the median regrets over all seeds after each of `marks` evaluations, by problem and method."""
     regrets: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     with results.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -130,7 +130,7 @@ def _draw(
     figure, axes = plt.subplots(figsize=(9, 6.2), constrained_layout=True)
     for y in rows.values():
         axes.axhline(y, color="#e6e6e6", linewidth=0.8, zorder=0)
-    # Ours last, so that it lies on top.
+    # Ours last, so that it is on top.
     for method in [*methods[1:], methods[0]]:
         marker, colour, size = STYLE[method]
         points = [

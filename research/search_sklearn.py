@@ -4,11 +4,11 @@
     python research/search_sklearn.py report                                # the table
 
 The models and the ranges of their hyperparameters are those of Bayesmark, on which the Black-Box
-Optimization Challenge of NeurIPS 2020 was held (Turner et al., 2021), so that nobody who wrote this search
-has chosen where the best lies; ranges that are logistic there are linear here. The loss is that of
+Optimization Challenge of NeurIPS 2020 was held (Turner et al., 2021), so that the authors of this search did
+not choose where the optimum is; ranges that are logistic there are linear here. The loss is that of
 three-fold cross-validation, always with the same folds and random numbers. 4 trials are in flight; methods
-are those of `search_quality.py`. The report's unit is the distance from what random search has after 10
-trials, the median, to the best that any method has found.
+are those of `search_quality.py`. The report's unit is the distance from random search's median loss after 10
+trials to the best loss that any method has found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from search_quality import METHODS, search
 RESULTS = Path(__file__).parent / "results" / "search_sklearn.csv"
 MARKS = (10, 20, 40)
 FIELDS = ["method", "problem", "seed", *(f"loss_{mark}" for mark in MARKS), "note"]
-#: Model, data set and what is minimised.
+#: Model, data set and loss.
 PROBLEMS = {
     "tree_breast": ("tree", "breast_cancer", "log loss"),
     "tree_diabetes": ("tree", "diabetes", "squared error"),
@@ -53,7 +53,7 @@ _SCORES = {
 
 
 def space(model: str) -> Config:
-    """Return the ranges of Bayesmark, integers with their upper ends."""
+    """Return the ranges of Bayesmark; integers include their upper ends there."""
     leaves = {
         "max_depth": tune.randint(1, 16),
         "min_samples_split": tune.uniform(0.01, 0.99),
@@ -149,7 +149,7 @@ def run(methods: list[str], seeds: int, output: Path) -> None:
 
 
 def report(output: Path) -> None:
-    """Print medians over the seeds, and over the problems' medians, means."""
+    """Print medians over the seeds, and the means of these over the problems."""
     import pandas as pd
 
     rows = pd.read_csv(output).rename(columns={f"loss_{mark}": mark for mark in MARKS})

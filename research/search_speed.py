@@ -1,10 +1,10 @@
-"""How long BayesOptSearch takes for a suggestion, by the number of results it has; 4 trials in flight.
+"""How long a suggestion of BayesOptSearch takes, by the number of results; 4 trials in flight.
 
     OMP_NUM_THREADS=1 python research/search_speed.py
 
-Prints milliseconds, median and 95th percentile, of wall clock and of CPU time. Each suggestion follows a new
-result, so that each includes a fit of the Gaussian process. With --curves trials report: every trial after
-epoch 2, the first third of three after 6, of nine after 18, of 27 after 52, and after each epoch before.
+Prints milliseconds, median and 95th percentile, of wall-clock and of CPU time. Each suggestion follows a new
+result, so that each includes a fit of the Gaussian process. With --curves trials report every epoch: of 27
+trials, 18 end after epoch 2, 6 after 6, 2 after 18 and 1 after 52.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trains the table of real runs that `search_quality.py` looks results up in.
+"""Trains the real runs in whose table `search_quality.py` looks up results.
 
 972 multilayer perceptrons on scikit-learn's handwritten digits, 12 epochs of SGD each: every combination of
 width, learning rate, batch size, momentum and activation. Takes about 10 minutes on one core and writes
@@ -53,7 +53,7 @@ def main() -> None:
                 probabilities = model.predict_proba(test_x)
                 loss = log_loss(test_y, probabilities.clip(1e-7, 1), labels=model.classes_)
                 accuracy = model.score(test_x, test_y)
-            except ValueError:  # the weights overflowed: a diverged run, as in life
+            except ValueError:  # the weights overflowed: a diverged run
                 loss, accuracy = float("nan"), float("nan")
             writer.writerow([*row, f"{loss:.6f}", f"{accuracy:.4f}"])
             file.flush()

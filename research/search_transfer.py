@@ -2,10 +2,10 @@
 
     python research/search_transfer.py [--seeds 11] [--model MODEL]
 
-Each problem is searched anew and with 40 random results of an earlier one: of the same function, of a related
-one (moved, on another scale, with other weights), of one that says nothing or the opposite. Regret is the
+Each problem is searched from scratch, and with 40 random results of an earlier one: the same function, a
+related one (moved, on another scale, with other weights), an unrelated or an opposite one. Regret is the
 median over the seeds, after 5, 10, 20 and 30 evaluations, one at a time. With MODEL, the path of LCBench's
-surrogate (see `lcbench.py`), also whole trainings on some of its tasks, each after those on another one.
+surrogate (see `lcbench.py`), some of its tasks are searched too, each after another one.
 
 One core is enough: set OMP_NUM_THREADS=1.
 """
@@ -37,7 +37,7 @@ FIELDS = ["problem", "earlier", "seed", *(f"regret_{n}" for n in EVALUATIONS)]
 
 
 def _moved(function: Function, by: float, low: float, high: float) -> Function:
-    """Return the function moved along every axis, by a part of its range, with its values stretched."""
+    """Return the function moved along every axis by a fraction `by` of its range, with stretched values."""
 
     def moved(config: Config) -> float:
         return (
@@ -65,7 +65,7 @@ def _of_no_use(config: Config) -> float:
 
 
 def pairs() -> Iterator[tuple[str, Any, dict[str, Function]]]:
-    """Yield problems by name, with what may have been searched before them."""
+    """Yield problems by name, with the functions that may have been searched before them."""
     for name, function, low, high in (("branin", branin, -5, 15), ("hartmann6", hartmann6, 0, 1)):
         yield (
             name,
@@ -82,7 +82,7 @@ def pairs() -> Iterator[tuple[str, Any, dict[str, Function]]]:
     yield "mixed_network", PROBLEMS["mixed_network"], {"related": _other_network, "noise": _of_no_use}
 
 
-#: Of LCBench: the task that is searched, and the one that was searched before.
+#: LCBench's tasks that are searched, and the one that was searched before each.
 LCBENCH = {7593: 3945, 189354: 126026, 146212: 34539, 189905: 189873}
 
 

@@ -1,1 +1,1 @@
-"""One small program for each peer and each measurement; every one runs by itself, as `python -m` too."""
+"""One small program for each peer and each measurement; each also runs by itself, with `python -m`."""

@@ -14,7 +14,7 @@ from ray import tune
 
 from benchmarks.programs import trials
 
-# Trials after which nothing may grow any more.
+# The number of trials after which nothing may grow any more.
 SETTLED = 20
 WHAT = ("memory_mb", "threads", "files", "ports", "shared_memory_mb")
 
@@ -39,7 +39,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Watch(tune.Callback):
-    """Looks at the trials' processes after every trial."""
+    """Measures the trials' processes after every trial."""
 
     def __init__(self) -> None:
         self.rows: list[list[float]] = []
@@ -63,7 +63,7 @@ class Watch(tune.Callback):
         for process in psutil.process_iter(["name"]):
             if not process.info["name"].startswith(("ray::TrainingA", "ray::train")):
                 continue
-            with contextlib.suppress(psutil.NoSuchProcess):  # of another Ray
+            with contextlib.suppress(psutil.NoSuchProcess):  # a process of another Ray
                 if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
                     yield process
 

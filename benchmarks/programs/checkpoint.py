@@ -1,4 +1,4 @@
-"""A checkpoint of 1 GB from rank 0 to local storage, against a plain copy; and what it costs in memory."""
+"""A checkpoint of 1 GB from rank 0 to local storage, against a plain copy; and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.programs import trials
 
 
 def write(folder: str, megabytes: int) -> None:
-    """Write what cannot be compressed or left as a hole, a few MB at a time."""
+    """Write random bytes, which cannot be compressed or left as a hole, a few MB at a time."""
     block = os.urandom(4 << 20)
     with Path(folder, "weights").open("wb") as file:
         for _ in range(megabytes // 4):
@@ -35,12 +35,12 @@ def train(config: dict[str, Any]) -> None:
     from horovod_tune import report
 
     hvd.init()
-    report(copy_s=0.0, save_s=0.0, grown=0.0)  # whatever a first report brings along is there then
+    report(copy_s=0.0, save_s=0.0, grown=0.0)  # so that what only a first report costs is not measured
     folder = tempfile.mkdtemp(dir=config["storage"])
     if hvd.rank() == 0:
         write(folder, config["megabytes"])
     times = []
-    for _ in range(config["rounds"]):  # in turns, since a disk's speed comes and goes
+    for _ in range(config["rounds"]):  # alternately, since a disk's speed varies
         started = time.monotonic()
         if hvd.rank() == 0:
             copy = tempfile.mkdtemp(dir=config["storage"])

@@ -1,7 +1,7 @@
-"""How long until a function that is started for the first time makes its last report.
+"""Seconds until the last report of a function that is started for the first time.
 
 The clock starts when `horovodrun` or `torchrun` is launched, or when `tune.run` is called while Ray runs. The
-driver has torch and Horovod imported by then, as a script with a Horovod function at hand has.
+driver has already imported torch and Horovod, as has a script that defines a Horovod function.
 """
 
 from __future__ import annotations

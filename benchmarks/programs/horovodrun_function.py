@@ -1,4 +1,4 @@
-"""What `horovodrun` and `torchrun` run for these peers: the same function, reporting to a file."""
+"""The same function for `horovodrun` and `torchrun`; it reports to a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The same loss in Horovod's own elastic mode: `horovodrun --min-np 2`, with a script that names the hosts.
 
-The lost rank is the only one on what Horovod takes for a host, which it then never uses again.
+Horovod treats 127.0.0.1 as another host, and never uses it again once its only rank is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A `horovodrun` subprocess for every trial, or one of `torchrun`."""
+"""A `horovodrun` or `torchrun` subprocess for every trial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.programs import trials
 
 
 def launcher(backend: str, ranks: int) -> list[str]:
-    """Return the command that runs Python's arguments in so many ranks."""
+    """Return the command that runs Python, with the arguments that follow, in this many ranks."""
     if backend == "torch":
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     horovodrun = str(Path(sys.executable).with_name("horovodrun"))

@@ -20,7 +20,7 @@ from benchmarks.programs import trials
 
 MEGABYTES = 10
 RANKS = 3
-# How many steps a world of all ranks makes before it loses one.
+# The number of steps that a world of all ranks makes before it loses one.
 STEPS_BEFORE_A_LOSS = 5
 
 

@@ -26,7 +26,7 @@ def train(config: dict[str, Any]) -> list[float]:
 
 
 def trial(config: dict[str, Any]) -> None:
-    # The old trainable stepped all ranks once a report; collecting them at the end costs less.
+    # The old trainable stepped all ranks once per report; collecting the reports at the end costs less.
     settings = RayExecutor.create_settings(timeout_s=60)
     executor = RayExecutor(settings, num_workers=trials.RANKS, cpus_per_worker=1)
     executor.start()

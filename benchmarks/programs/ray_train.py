@@ -1,4 +1,4 @@
-"""Ray Train V2's TorchTrainer inside a Tune trial, as its guide has it: the trial drives the run."""
+"""Ray Train V2's TorchTrainer inside a Tune trial, as in its guide: the trial drives the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports a second: a plain Tune function trainable, and a Horovod function of N ranks that all report."""
+"""Reports per second of a plain Tune function, and of a Horovod function of N ranks that all report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def distributed(config: dict[str, Any]) -> None:
 
 
 class Times(tune.Callback):
-    """When Tune got the first and the last result."""
+    """Records when Tune receives each result."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

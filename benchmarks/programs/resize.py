@@ -32,7 +32,7 @@ def train_and_commit(config: dict[str, Any]) -> None:
 
 
 class Resizes:
-    """Gives the trial 4 and 2 CPUs in turns, and notes how long each took."""
+    """Gives the trial 4 and 2 CPUs alternately, and records how long each resize took."""
 
     def __init__(self) -> None:
         self._decided = 0.0
@@ -43,7 +43,7 @@ class Resizes:
     def __call__(self, controller: Any, trial: Any, result: dict[str, Any], scheduler: Any) -> Any:
         iteration, size = result["training_iteration"], result["world_size"]
         if iteration == 1 and not self.seconds:
-            # A trial is resized after minutes; of those a few will do (the fork server: LOADS_MORE_AFTER_S).
+            # Trials are usually resized after minutes, not right after their start.
             time.sleep(SETTLED_S)
         if self._wanted is not None:
             if size == self._wanted:

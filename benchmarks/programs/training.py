@@ -1,4 +1,4 @@
-"""Steps a second of the same training function and threads: `horovodrun` or `torchrun`, and a trial."""
+"""Steps per second of one training function, with the same threads, under a launcher and in a trial."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 REPORTS = 3
-# How long a step of a trial takes where four run at a time.
+# How long a step of a trial takes when four trials run at a time.
 SECONDS_A_STEP = 0.7
 AT_ONCE = 4
 RANKS = 2
 
 
 class RandomSearch(Searcher):
-    """Draws a number: a searcher that costs nothing, so that what is measured is the trials."""
+    """Draws a number: a searcher that costs nothing, so that only the trials are measured."""
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         return {"x": random.random(), **self.fixed}
@@ -36,7 +36,7 @@ class RandomSearch(Searcher):
 
 
 class Ends(tune.Callback):
-    """When each trial's first result came and when each ended, in s since the epoch."""
+    """Records when the first result came and when each trial ended, in s since the epoch."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -50,7 +50,7 @@ class Ends(tune.Callback):
 
 
 def start_ray(num_cpus: int = 8, **more: Any) -> None:
-    """Start a Ray of this program's own. ``num_cpus`` is what Ray hands out, not what the machine has."""
+    """Start Ray for this program. ``num_cpus`` may be more than the machine has."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
     ray.init(
         "local",
@@ -91,7 +91,7 @@ def search(
     wall_s = time.time() - started
     done = [trial.last_result.get("training_iteration") for trial in analysis.trials]
     shutil.rmtree(storage, ignore_errors=True)
-    assert done == [REPORTS] * trials, f"every trial has to report {REPORTS} times, got {done}"
+    assert done == [REPORTS] * trials, f"every trial must report {REPORTS} times, got {done}"
     gaps = [later - earlier for earlier, later in zip(ends.times, ends.times[1:], strict=False)]
     figures = {"wall_s": wall_s, "first_trial_s": ends.times[0] - started, "trial_mean_s": wall_s / trials}
     if kind == "turnaround":

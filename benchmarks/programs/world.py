@@ -1,4 +1,4 @@
-"""How long `hvd.init()` takes for N ranks on this machine: from the last call of it to the last return.
+"""Seconds that `hvd.init()` takes for N ranks on this machine, from its last call to its last return.
 
 Under `horovodrun`, in a first trial, and in a second trial on the same workers.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.programs import trials
 
 
-def init_and_tell(folder: str) -> None:
+def timed_init(folder: str) -> None:
     import horovod.torch as hvd
     import torch
 
@@ -51,7 +51,7 @@ def by_horovodrun(size: int) -> dict[str, float]:
 def train(config: dict[str, Any]) -> None:
     from horovod_tune import report
 
-    init_and_tell(config["folder"])
+    timed_init(config["folder"])
     report(x=1)
 
 
@@ -72,7 +72,7 @@ def by_trials(size: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
-        init_and_tell(sys.argv[2])
+        timed_init(sys.argv[2])
         sys.exit()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=["horovodrun", "ours"])

@@ -1,7 +1,7 @@
 """Takes one trick out of horovod_tune in every process of a program, for `benchmarks.ablation`.
 
 Python imports a module of this name when it starts, in the driver and in Ray's workers.
-ABLATION names the trick. Each is taken out where it is decided, right after its module has been imported.
+ABLATION names the trick. Each is taken out of the module that decides on it, right after the import.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def new_workers(spec: Any) -> None:
     spec.make_spec = make
 
 
-# By the trick's name: where it is decided, and what takes it out.
+# By the trick's name: the module that decides on it, and the function that takes it out.
 TRICKS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "allocator": ("horovod_tune.rank.allocator", default_allocator),
     "channel": ("horovod_tune.channel.report_channel", reports_through_ray),
@@ -60,7 +60,7 @@ TRICKS: dict[str, tuple[str, Callable[[Any], None]]] = {
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function with one module as soon as that has been imported."""
+    """Calls a function with one module as soon as the module has been imported."""
 
     def __init__(self, name: str, change: Callable[[Any], None]) -> None:
         self._name, self._change = name, change

@@ -6,7 +6,7 @@ batches.py, accumulation.py       a global batch in several passes; what follows
 noise_scale.py, growth.py         which batch size is enough, and batches that grow
 configuration.py, recipe.py       a configuration as optimiser, schedule and accumulation
 
-All of it runs in each rank, under `horovodrun` as in a trial, and without Horovod as one rank.
+All of it runs in each rank of a trial, of `horovodrun` or of `torchrun`, or in a single process.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class GradientAccumulator:
     weighs a short pass like a long one.
 
     In `step`, in this order: average over the ranks, unscale (AMP), clip by the global norm, optimiser step,
-    schedule, zero the gradients. Overflows are looked for after the average, so that all ranks skip a step or
+    schedule, zero the gradients. Overflows are detected after the average, so that all ranks skip a step or
     none does, and the schedule counts optimiser steps only.
 
     Every rank must call `step` the same number of times. A rank without samples for a step calls `step`
@@ -184,7 +184,7 @@ class GradientAccumulator:
         self._samples += samples
 
     def step(self) -> StepResult:
-        """Average over passes and ranks and make the optimiser step; a group may be shorter than full.
+        """Average over passes and ranks and perform the optimiser step; the group need not be full.
 
         Raises:
             HyperparameterError: No rank has samples; or the gradient is not finite, `max_norm` or the noise
@@ -229,7 +229,7 @@ class GradientAccumulator:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _scale_gradients(self, factor: float, measures: bool) -> float | None:
-        """Multiply by `factor` and clip, in one; return the norm before clipping, None if not used."""
+        """Multiply by `factor` and clip in one operation; return the norm before clipping, None if unused."""
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         norm = None
         if measures or self._max_norm is not None:
@@ -237,7 +237,7 @@ class GradientAccumulator:
             if not math.isfinite(norm) and self.scaler is None:
                 raise bounds.HyperparameterError(f"the gradient's norm must be finite, got {norm}")
         if self._max_norm is not None and norm is not None:
-            # As torch.nn.utils.clip_grad_norm_ does it.
+            # As in torch.nn.utils.clip_grad_norm_.
             factor *= min(1.0, self._max_norm / (norm + 1e-6))
         if factor != 1 and math.isfinite(factor):
             for gradient in gradients:

@@ -31,7 +31,7 @@ class BatchSplit:
 
     @property
     def local_batch_size(self) -> int:
-        """Samples of a rank in an optimiser step; on some one less, where the world does not divide them."""
+        """Samples of a rank in an optimiser step; some ranks have one less if the split is uneven."""
         return -(-self.global_batch_size // self.world_size)
 
 
@@ -51,7 +51,7 @@ def split_batch(
             worlds that change their size; `GradientAccumulator` weights each sample equally.
 
     Raises:
-        HyperparameterError: A number is below 1, or `world_size` does not divide `global_batch_size`.
+        HyperparameterError: A number is below 1, or `even` and `world_size` does not divide the batch.
 
     >>> split_batch(4096, 8, max_micro_batch_size=128)
     BatchSplit(global_batch_size=4096, world_size=8, passes=4, micro_batch_size=128)
@@ -90,7 +90,7 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
         rank: This rank.
 
     Raises:
-        HyperparameterError: `order` is no such tensor, or there is no such `rank`.
+        HyperparameterError: `order` is not such a tensor, or `rank` is not in the world.
 
     >>> order = torch.arange(10)
     >>> for passes in rank_passes(order, split_batch(8, 2, max_micro_batch_size=2), rank=1):
@@ -130,15 +130,15 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
 
 
 class GlobalBatch:
-    """Changes accumulator and scheduler together where the batch or the world changes.
+    """Changes accumulator and scheduler together when the batch or the world changes.
 
     The rate follows the batch by the scheduler's rule, and its schedule continues at the same epoch.
 
     Args:
-        split: What the training starts with, in this world.
+        split: The split that the training starts with, in this world.
         accumulator: Its passes change.
-        scheduler: Its rates and the steps of its epochs change.
-        num_samples: Of the training set, over all ranks.
+        scheduler: Its rates and steps per epoch change.
+        num_samples: Samples in the training set, over all ranks.
         max_micro_batch_size: The most samples of a rank in a pass; by default as many as at the start.
         keep: What a world of another size keeps: the ``global`` batch, by more or fewer passes at the same
             rate, or each rank's ``local`` batch, so that the global batch and the rate change.
@@ -173,11 +173,11 @@ class GlobalBatch:
     def follow_world(self) -> None:
         """Continue in a world that has changed its size in this process, as under ``hvd.elastic.run``.
 
-        Every rank calls it. A group of passes that was under way is dropped.
+        Every rank must call it. An unfinished group of passes is discarded.
 
         Raises:
             HyperparameterError: `even`, and the new world does not divide the batch; or Horovod's optimiser
-                was made in a world of one rank, in which it prepares no average.
+                was made in a world of one rank, for which it prepares no average.
         """
         world = self._accumulator.restart()
         before = self.split
@@ -188,7 +188,7 @@ class GlobalBatch:
         return {"global_batch_size": self.split.global_batch_size, "world_size": self.split.world_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from `state_dict`, in a world of any size; load the scheduler's state before."""
+        """Continue from `state_dict`, in a world of any size; load the scheduler's state first."""
         size, world = state_dict["global_batch_size"], state_dict["world_size"]
         self.resize(self._in_world(size, world, self.split.world_size))
 

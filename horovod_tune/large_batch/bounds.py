@@ -63,7 +63,7 @@ def flag(name: str, value: Any) -> bool:
     Traceback (most recent call last):
     horovod_tune.large_batch.bounds.HyperparameterError: nesterov must be True or False, got 'no'
     """
-    # NumPy's own bool is no integer.
+    # NumPy's own bool is not an Integral.
     is_flag = isinstance(value, Integral) or type(value).__name__ in ("bool", "bool_")
     if not is_flag or value not in (0, 1):
         raise HyperparameterError(f"{name} must be True or False, got {value!r}")
@@ -71,7 +71,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def betas(values: Any) -> tuple[float, float]:
-    """Return Adam's betas: two numbers of [0, 1)."""
+    """Return Adam's betas: two numbers in [0, 1)."""
     if not isinstance(values, (tuple, list)) or len(values) != 2:
         raise HyperparameterError(f"betas must be two numbers, got {values!r}")
     first, second = (number(f"betas[{i}]", each, at_least=0, less_than=1) for i, each in enumerate(values))

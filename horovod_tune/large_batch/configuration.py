@@ -14,9 +14,9 @@ from horovod_tune.large_batch.lars import Lars
 from horovod_tune.large_batch.layer_wise import parameter_groups
 from horovod_tune.large_batch.lr_scheduler import RULE_OF_OPTIMIZER, RULES
 
-# What `relative_lr` is relative to, for batches of some dozens to some hundreds of samples: SGD as in Goyal
-# et al. (2017), AdamW as in torch. With LARS (times `trust`) and LAMB it is about the part of its weights
-# that a layer moves in a step.
+# What `relative_lr` is relative to, for batches of dozens to hundreds of samples: SGD as in Goyal et al.
+# (2017), AdamW as in torch. With LARS (times `trust`) and LAMB it is about the fraction of its weights by
+# which a layer changes per step.
 USUAL_RATE = {"sgd": 0.1, "lars": 0.1, "adamw": 1e-3, "lamb": 5e-3}
 
 SCHEDULES = ("constant", "multi_step", "polynomial", "cosine", "one_cycle", "inverse_sqrt")
@@ -50,7 +50,7 @@ _KNOWN = _REQUIRED | set(_OPTIONAL)
 # A configuration has exactly one of each pair.
 _ONE_OF = (("lr", "relative_lr"), ("global_batch_size", "local_batch_size"))
 
-# Their names in other libraries. One of these next to the right name contradicts it.
+# Names of these keys in other libraries; next to the right name, one would contradict it.
 _OTHER_NAMES = {"learning_rate": "lr", "epoch": "epochs", "num_epochs": "epochs"}
 _OTHER_NAMES |= {"warmup": "warmup_epochs", "wd": "weight_decay", "rule": "scaling"}
 
@@ -74,7 +74,7 @@ def likely_key(key: str, missing: Set[str]) -> str | None:
 
 
 def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that are read, with defaults; checks those that no part checks itself."""
+    """Return the configuration with defaults; check the values that no part checks itself."""
     if not isinstance(config, Mapping):
         raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
     missing = _KNOWN - set(config)
@@ -94,7 +94,7 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     for one, other in _ONE_OF:
         if (values[one] is None) == (values[other] is None):
             got = f"{one}={values[one]} and {other}={values[other]}"
-            raise bounds.HyperparameterError(f"config must have one of {one} and {other}, got {got}")
+            raise bounds.HyperparameterError(f"config must have exactly one of {one} and {other}, got {got}")
     if values["local_batch_size"] is not None:
         values["local_batch_size"] = bounds.count("local_batch_size", values["local_batch_size"])
     if values["lr"] is None:
@@ -119,7 +119,7 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimizer_of(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
-    """Return the optimiser that a configuration names, of the model's parameters."""
+    """Return the optimiser that a configuration names, for the model's parameters."""
     groups = parameter_groups(model, weight_decay=values["weight_decay"])
     makers: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[str, ...]]] = {
         "sgd": (torch.optim.SGD, ("momentum", "nesterov")),

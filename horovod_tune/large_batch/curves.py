@@ -1,7 +1,8 @@
-"""Schedules as functions of time: what part of the peak learning rate is used, at a time in epochs.
+"""Schedules as functions of time: the fraction of the peak learning rate that is used at a time.
 
-Time is a float in the unit of the lengths: epochs under a `LargeBatchLR` with `steps_per_epoch`, else
-optimiser steps. Each schedule is a frozen dataclass, so that it can be compared, printed and pickled.
+Time is a float in the unit of the lengths: epochs, or optimiser steps in a `LargeBatchLR` with
+`steps_per_epoch=1`. Each schedule is a frozen dataclass, so that it can be compared, printed and pickled.
+Arguments out of bounds raise `HyperparameterError`.
 """
 
 from __future__ import annotations
@@ -146,12 +147,12 @@ class Warmup:
     .. math:: f(t) = s + (1-s)\,t/L \text{ for } t < L, \text{ then } f_{then}(t-L)
 
     Args:
-        length: Of the warm-up; 0 for none, fractions of an epoch are fine.
-        then: The schedule afterwards. Its time starts where the warm-up ends.
-        start: The part of the peak rate that the first step uses. Goyal et al. start at the base rate, which
-            is ``start=1 / scaling_factor(...)``.
-        overlap: If True, the time of `then` starts with the training, its rate during the warm-up being
-            multiplied by the ramp: milestones of 30, 60 and 80 epochs then are those of the training.
+        length: Length of the warm-up; 0 for none, fractions of an epoch are fine.
+        then: The schedule afterwards. Its time starts when the warm-up ends.
+        start: The fraction of the peak rate in the first step. Goyal et al. start at the base rate, which is
+            ``start=1 / scaling_factor(...)``.
+        overlap: If True, the time of `then` starts with the training, as do its milestones, and its value is
+            multiplied by the ramp during the warm-up.
 
     >>> schedule = Warmup(4, then=Cosine(10), start=0.5)
     >>> [round(schedule(time), 12) for time in (0, 2, 4, 9, 14)]

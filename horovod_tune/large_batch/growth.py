@@ -15,18 +15,17 @@ from horovod_tune.large_batch.world import horovod, world_size
 
 
 class BatchGrowth:
-    """Grows the global batch by a policy: with more passes on each rank, and the rate with it.
+    """Grows the global batch by a policy: each rank makes more passes, and the rate follows the scaling rule.
 
     Memory and data loading stay as they are. When workers join, each rank needs fewer passes for the same
     batch.
 
     Args:
-        policy: Decides when: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth`, or one of your own with a
-            method ``growth(epoch, global_batch_size, measure)``, which returns the factor to multiply the
-            batch by now, the same on all ranks, and with its state in attributes whose names begin with
-            ``_``.
-        batch: What grows: the `batch` of `from_config`, or one of your own.
-        max_global_batch_size: Where growth ends.
+        policy: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth` or an object of your own, whose
+            ``growth(epoch, global_batch_size, measure)`` returns the factor to multiply the batch by, the
+            same on all ranks, and whose state is in attributes with names that begin with ``_``.
+        batch: The batch to grow: that of `from_config`, or one of your own.
+        max_global_batch_size: The limit of growth.
         decay_at_limit: If True, the rate falls by the part of a growth that the limit does not allow (Smith
             et al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
 
@@ -52,8 +51,7 @@ class BatchGrowth:
         """Apply the policy, between two optimiser steps; return True if the batch has grown.
 
         Args:
-            measure: What the policy looks at: a `NoiseEstimate`, an eigenvalue, or None. The same on all
-                ranks.
+            measure: The policy's input: a `NoiseEstimate`, an eigenvalue, or None. The same on all ranks.
         """
         size = self.batch.split.global_batch_size
         wanted = self.policy.growth(float(self.batch.scheduler.epoch), size, measure)
@@ -72,7 +70,7 @@ class BatchGrowth:
         return {"batch": self.batch.state_dict(), "policy": policy}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from `state_dict`, in a world of any size; load the scheduler's state before."""
+        """Continue from `state_dict`, in a world of any size; load the scheduler's state first."""
         vars(self.policy).update(state_dict["policy"])
         self.batch.load_state_dict(state_dict["batch"])
 
@@ -86,7 +84,7 @@ class FixedGrowth:
 
     Args:
         milestones: Epochs, increasing.
-        factor: Of the batch, an integer.
+        factor: The growth factor, an integer of at least 2.
 
     >>> policy = FixedGrowth([10, 20], factor=5)
     >>> [policy.growth(epoch, 128, None) for epoch in (9.5, 10.0, 10.5, 30.0)]
@@ -107,14 +105,14 @@ class FixedGrowth:
 
 
 class NoiseScaleGrowth:
-    r"""Multiply the batch by `factor` while the noise scale is surely beyond it (McCandlish et al. 2018).
+    r"""Multiply the batch by `factor` while the noise scale surely allows it (McCandlish et al. 2018).
 
     .. math:: B \leftarrow f B \quad \text{while } c\,\mathrm{low}(B_{simple}) \ge f B
 
     with the lower end of the confidence interval. In our measurements this saved no steps.
 
     Args:
-        factor: Of the batch, an integer.
+        factor: The growth factor, an integer of at least 2.
         fraction: c, the batch size wanted in units of the noise scale. At 1, training takes about twice the
             samples of the smallest batch, and twice the steps of the largest.
 
@@ -139,15 +137,15 @@ class NoiseScaleGrowth:
 
 
 class CurvatureGrowth:
-    r"""Multiply the batch by `factor` where the loss is flatter (ABSA, Yao et al. 2018, arXiv:1810.01021).
+    r"""Multiply the batch by `factor` when the loss gets flatter (ABSA, Yao et al. 2018, arXiv:1810.01021).
 
     The batch grows when the Hessian's `largest_eigenvalue` has fallen below 1 / `decay` of what it was at the
-    last growth, or `duration` epochs after that. In our measurements training then mostly diverged.
+    last growth, or `duration` epochs after that. In our measurements training with it mostly diverged.
 
     Args:
-        factor: Of the batch, an integer.
-        decay: How far the eigenvalue has to fall, more than 1.
-        duration: Epochs after which the batch grows without that.
+        factor: The growth factor, an integer of at least 2.
+        decay: The factor by which the eigenvalue must fall, more than 1.
+        duration: Epochs after which the batch grows in any case.
 
     >>> policy = CurvatureGrowth(decay=2.0, duration=10)
     >>> [policy.growth(epoch, 64, value) for epoch, value in [(1, 8.0), (2, 5.0), (3, 3.9), (13, 3.0)]]
@@ -162,7 +160,7 @@ class CurvatureGrowth:
         self._since = 0.0
 
     def growth(self, epoch: float, global_batch_size: int, measure: float) -> int:
-        """Return the factor for the largest eigenvalue `measure`, of which the magnitude counts."""
+        """Return the factor for the largest eigenvalue `measure`, whose sign is ignored."""
         eigenvalue = abs(bounds.number("the largest eigenvalue", measure))
         if self._reference is None:
             self._reference, self._since = eigenvalue, epoch
@@ -190,7 +188,7 @@ def largest_eigenvalue(
 
     Args:
         loss: Computes the mean loss of a sub-sample; it is called once.
-        parameters: With respect to which; those without gradients are left out.
+        parameters: The parameters of the Hessian; those that require no gradient are left out.
         max_products: The most products of the Hessian with a vector; each costs about two gradients.
         tolerance: Relative change of the eigenvalue at which to stop.
 

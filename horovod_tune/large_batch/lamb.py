@@ -22,8 +22,8 @@ class Lamb(LayerWiseOptimizer):
     with η = `lr`, λ = `weight_decay` (You et al. 2020, algorithm 2, φ being the identity). Groups with
     ``layer_wise=False`` step by η u: AdamW. `parameter_groups` makes both.
 
-    Under ``hvd.DistributedOptimizer`` it sees the averaged gradient, so that N ranks with batches of B/N do
-    what one rank with B does. Where gradients are clipped or unscaled, that comes before.
+    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N do
+    what one rank with B does. Clip or unscale gradients before the step.
 
     Args:
         params: As for any torch optimiser, or what `parameter_groups` returns.
@@ -38,8 +38,7 @@ class Lamb(LayerWiseOptimizer):
 
     >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     >>> optimizer = Lamb([weight], lr=0.5, eps=0.0)
-    >>> weight.grad = torch.tensor([7.0, 0.0])  # u = (1, 0) in the first step, after eps
-    >>> weight.grad[1] = 7.0  # u = (1, 1), of norm 2 ** 0.5
+    >>> weight.grad = torch.tensor([7.0, 7.0])  # u = (1, 1) in the first step, of norm 2 ** 0.5
     >>> optimizer.step()
     >>> weight.data  # minus 0.5 * 5 / 2 ** 0.5
     tensor([1.2322, 2.2322])
@@ -66,7 +65,7 @@ class Lamb(LayerWiseOptimizer):
 
     def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
         gradient, state = weight.grad, self.state[weight]
-        assert gradient is not None, "others are left out"
+        assert gradient is not None, "step() skips parameters without a gradient"
         beta1, beta2 = group["betas"]
         state["step"] += 1
         first, second = (1 - beta ** state["step"] for beta in (beta1, beta2))
@@ -83,6 +82,6 @@ class Lamb(LayerWiseOptimizer):
             update_norm = float(norm(update))
             if not math.isfinite(update_norm):
                 self.refuse(group, weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
-            if weight_norm and update_norm:  # a layer has to leave weights of 0
+            if weight_norm and update_norm:  # weights of 0 must be able to change
                 rate *= weight_norm / update_norm
         weight.sub_(update, alpha=rate)

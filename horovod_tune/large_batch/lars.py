@@ -22,14 +22,14 @@ class Lars(LayerWiseOptimizer):
     :math:`\mu` (You et al. 2017, algorithm 1). Groups with ``layer_wise=False`` have r = 1: plain SGD at the
     full rate. `parameter_groups` makes both.
 
-    Under ``hvd.DistributedOptimizer`` it sees the averaged gradient, so that N ranks with batches of B/N do
-    what one rank with B does. Where gradients are clipped or unscaled, that comes before.
+    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N do
+    what one rank with B does. Clip or unscale gradients before the step.
 
     Args:
         params: As for any torch optimiser, or what `parameter_groups` returns.
-        lr: The rate. It is of another size than SGD's, as r is in proportion to `trust`.
-        momentum: What is kept of v from step to step.
-        weight_decay: In units of the rate, as in SGD.
+        lr: The rate. Its size differs from SGD's, as r is proportional to `trust`.
+        momentum: The fraction of v that is kept from step to step.
+        weight_decay: λ, as in SGD.
         trust: The trust coefficient.
         eps: Added to the denominator of r.
         nesterov: If True, step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
@@ -68,16 +68,16 @@ class Lars(LayerWiseOptimizer):
             raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
 
     def first_state(self, parameter: Tensor) -> dict[str, Any]:
-        # Also without momentum, which a changed configuration may bring later.
+        # Also without momentum: a changed configuration may use it later.
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
     def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
         gradient, buffer = weight.grad, self.state[weight]["momentum_buffer"]
-        assert gradient is not None, "others are left out"
+        assert gradient is not None, "step() skips parameters without a gradient"
         momentum = group["momentum"]
         rate, decay = float(group["lr"]), group["weight_decay"]
         denominator = gradient_norm + decay * weight_norm + group["eps"]
-        if group["layer_wise"] and weight_norm and denominator:  # a layer has to leave weights of 0
+        if group["layer_wise"] and weight_norm and denominator:  # weights of 0 must be able to change
             rate *= group["trust"] * weight_norm / denominator
         buffer.mul_(momentum).add_(gradient, alpha=rate)
         if decay:

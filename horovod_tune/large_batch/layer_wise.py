@@ -19,15 +19,15 @@ Group = dict[str, Any]
 class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
     """A weight, gradient or trust ratio is not finite; the message names the parameter.
 
-    Nothing was changed, unless it is LAMB's ``eps=0`` that divides by a second moment of 0.
+    No weight has changed, unless LAMB with ``eps=0`` has divided by a second moment of 0.
     """
 
 
 class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
-    """A torch optimiser whose groups have ``layer_wise``, and ``names`` of their parameters where known."""
+    """A torch optimiser whose groups have ``layer_wise``, and ``names`` of their parameters if known."""
 
     def __init__(self, params: Any, options: dict[str, Any]) -> None:
-        """Options are the subclass's ``locals()``: each but these is one of its own."""
+        """Initialise from the subclass's ``locals()``, which are its options and `others`."""
         others = ("self", "params", "__class__")
         super().__init__(params, {name: value for name, value in options.items() if name not in others})
 
@@ -35,7 +35,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         """Add a group and give its parameters their state.
 
         State is made now and not in the first step: `hvd.broadcast_optimizer_state` would make it by a step
-        with zero gradients, in which weight decay changes the weights of those ranks that have none yet.
+        with zero gradients, in which weight decay changes the weights of the ranks without state.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -47,7 +47,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
             self.state[parameter] = self.first_state(parameter)
 
     def name_of(self, parameter: torch.Tensor) -> str:
-        """Return what errors call a parameter: looked up, so that copies of the optimiser know it too."""
+        """Return a parameter's name for errors, looked up in the groups so that it works in copies."""
         for number, group in enumerate(self.param_groups):
             names = group.get("names") or group.get("param_names") or ()
             for index, each in enumerate(group["params"]):
@@ -73,7 +73,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
+        """Perform an optimiser step; `closure` evaluates the model again and returns the loss."""
         with torch.enable_grad():
             loss = closure() if closure is not None else None
         layers = [
@@ -90,7 +90,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
                 )
         of_weights = norms([parameter for _, parameter in layers])
         of_gradients = norms([parameter.grad for _, parameter in layers])
-        # All of them before the first step: an error changes nothing.
+        # All are checked before the first step, so that an error changes nothing.
         for (group, parameter), *both in zip(layers, of_weights, of_gradients, strict=True):
             if not math.isfinite(sum(both)):
                 self.refuse(group, parameter, "weight norm {:g}, gradient norm {:g}".format(*both))
@@ -99,13 +99,13 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def refuse(self, group: Group, parameter: torch.Tensor, values: str) -> None:
-        """Raise TrustRatioError with the values that the step was to be made of."""
+        """Raise TrustRatioError with the values that the step depends on."""
         what = "trust ratio" if group["layer_wise"] else "step"
         raise TrustRatioError(f"the {what} of {self.name_of(parameter)} must be finite, got {values}")
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the Euclidean norms, of half precision in single precision; on a GPU with one synchronisation.
+    """Return the Euclidean norms, with one synchronisation on a GPU; half precision is widened to single.
 
     >>> norms([torch.tensor([3.0, 4.0]), torch.ones(2, 2)])
     [5.0, 2.0]
@@ -122,8 +122,8 @@ def norm(tensor: torch.Tensor) -> torch.Tensor:
     wide = tensor.float() if tensor.dtype in _HALF else tensor
     if not wide.is_contiguous():
         return torch.linalg.vector_norm(wide)
-    # On a CPU this takes three quarters of torch.linalg.vector_norm's time, and is more exact: in single
-    # precision that is off by 3e-4 for ten million elements.
+    # On a CPU this takes three quarters of torch.linalg.vector_norm's time, and is more exact: vector_norm's
+    # error is 3e-4 for ten million elements in single precision.
     flat = wide.view(-1)
     return torch.dot(flat, flat).sqrt()
 
@@ -134,15 +134,15 @@ _HALF = (torch.half, torch.bfloat16)
 def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: Any) -> list[dict[str, Any]]:
     """Return the model's parameters as two groups for `Lars`, `Lamb` or any torch optimiser.
 
-    The second has ``weight_decay=0`` and ``layer_wise=False``: biases and scales, by name and shape, and
-    whatever a normalising module has. A layer-wise rate would be that of a norm near 0, and decay pulls
-    scales away from 1. (Goyal et al. 2017, section 5.3, and implementations of LARS and LAMB leave them
-    out.) An empty group is left out; so are frozen parameters. A parameter that layers share is listed once.
+    The second has ``weight_decay=0`` and ``layer_wise=False``: biases and scales, by name and shape, and all
+    parameters of normalisation modules. Their norms may be near 0, and so would a layer-wise rate; decay
+    would pull scales away from 1. (Goyal et al. 2017, section 5.3, and implementations of LARS and LAMB
+    exclude them.) Empty groups and frozen parameters are left out; a shared parameter is listed once.
 
     Args:
         model: Any module. Its parameters' names go with the groups, for error messages.
-        weight_decay: Of the first group.
-        **options: For both groups, such as ``lr``.
+        weight_decay: Weight decay of the first group.
+        **options: Options of both groups, such as ``lr``.
 
     Raises:
         HyperparameterError: A lazy layer has not seen its first batch yet, or no parameter is trained.

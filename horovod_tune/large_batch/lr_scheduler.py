@@ -24,9 +24,9 @@ class LargeBatchLR(LRScheduler):
 
     .. math:: \eta_g(t) = \eta_g\, s(B/B_0)\, f(t), \quad t = \text{steps} / \text{steps per epoch}
 
-    The rates depend on the global batch, never on how many ranks share it: N ranks use, to the last bit,
-    those of one rank with the whole batch. Time is kept as a fraction, so that it accumulates no rounding
-    errors when the batch changes or training is resumed.
+    The rates depend on the global batch, never on how many ranks share it: the rates of N ranks equal, to the
+    last bit, those of one rank with the whole batch. Time is kept as a fraction, so that it accumulates no
+    rounding errors when the batch changes or training is resumed.
 
     Call `step()` after each optimiser step (not after each pass of an accumulation).
 
@@ -82,14 +82,14 @@ class LargeBatchLR(LRScheduler):
             self.global_batch_size = bounds.count("global_batch_size", global_batch_size)
             self.base_batch_size = bounds.count("base_batch_size", base_batch_size)
         self.steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
-        # The time in epochs, exactly. The base class's constructor makes the first step.
+        # The exact time in epochs. The base class's constructor calls `step` once.
         self.epoch = Fraction(-1, self.steps_per_epoch)
         self._reduction = 1.0
         super().__init__(optimizer)
 
     @property
     def scale(self) -> float:
-        """The scaling rule's factor for the present global batch."""
+        """The scaling rule's factor for the current global batch."""
         if self.global_batch_size is None or self.base_batch_size is None:
             return 1.0
         return scaling_factor(self.global_batch_size, self.base_batch_size, self.rule)
@@ -185,8 +185,8 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "li
     r"""Return the factor of the base learning rate, with :math:`k = B / B_0`.
 
     * ``linear``, :math:`k`: SGD with or without momentum (Goyal et al. 2017, arXiv:1706.02677). One step
-      equals k small ones as long as gradients change little between them; at first they change much, hence
-      a warm-up.
+      is about k small ones if gradients change little between them; at first they change a lot, hence a
+      warm-up.
     * ``sqrt``, :math:`\sqrt k`: Adam-like optimisers (Malladi et al. 2022, arXiv:2205.10287; for Adam's betas
       and epsilon see `scaled_adam`), LAMB (You et al. 2020, arXiv:1904.00962). For SGD it keeps the variance
       of a step (Krizhevsky 2014, arXiv:1404.5997, who then used ``linear``).
@@ -209,7 +209,7 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "li
 
 
 class AdamHyperparameters(NamedTuple):
-    """What `torch.optim.AdamW` and `Lamb` take."""
+    """Arguments of `torch.optim.AdamW` and `Lamb`."""
 
     lr: float
     betas: tuple[float, float]

@@ -14,7 +14,7 @@ from horovod_tune.large_batch.layer_wise import norm
 
 
 class NoiseEstimate(NamedTuple):
-    """The noise scale in samples, with its confidence interval, and what it is made of."""
+    """The noise scale in samples, `trace` / `squared_gradient`, with its confidence interval."""
 
     noise_scale: float
     low: float
@@ -37,14 +37,14 @@ class NoiseScale:
     Fieller's for a ratio of means, with the averages' own (co)variances and Student's t for their effective
     number of steps; it is open upwards if the gradient cannot be distinguished from 0.
 
-    Give one to `GradientAccumulator`, which updates it from what Horovod averages anyway: the gradients of
-    each rank's first pass, and of the whole batch. On one rank that takes two passes or more. Reading all
+    Pass one to `GradientAccumulator`, which updates it from gradients that are computed anyway: that of each
+    rank's first pass, and that of the whole batch. A single rank needs two passes or more. Reading all
     gradients twice more costs time; hence `every`.
 
     Args:
         every: Optimiser steps from one measurement to the next. 1 gives the narrowest interval.
-        decay: Of the moving averages, per update: they reach back over about 1 / (1 - decay) updates.
-        confidence: Of the interval.
+        decay: Decay of the moving averages per update: they reach back over about 1 / (1 - decay) updates.
+        confidence: Confidence level of the interval.
 
     >>> noise = NoiseScale(decay=0.5)
     >>> noise.estimate() is None
@@ -65,17 +65,16 @@ class NoiseScale:
     def update(
         self, mean_small_square: float, mean_inverse_small: float, big_square: float, big_batch_size: float
     ) -> None:
-        """Take in one optimiser step.
+        """Update the averages with one optimiser step.
 
         Args:
             mean_small_square: Mean of the squared norms of the small batches' gradients.
-            mean_inverse_small: Mean of 1 / their sizes.
-            big_square: Squared norm of the gradient of all of them together.
-            big_batch_size: Their samples together.
+            mean_inverse_small: Mean of 1 / size of the small batches.
+            big_square: Squared norm of the gradient of the whole batch.
+            big_batch_size: Samples in the whole batch.
 
         Raises:
-            HyperparameterError: A number is not finite, or the small batches are not smaller than the big
-                one.
+            HyperparameterError: A number is out of bounds, or the small batches are not smaller.
         """
         bounds.number("mean_small_square", mean_small_square, at_least=0)
         bounds.number("big_square", big_square, at_least=0)
@@ -88,7 +87,7 @@ class NoiseScale:
         self._sums = [factor * old + each for factor, old, each in zip(keep, self._sums, new, strict=True)]
 
     def estimate(self) -> NoiseEstimate | None:
-        """Return the present estimate; None before the second update."""
+        """Return the current estimate; None before the second update."""
         total, squares, *sums = self._sums
         if total <= 1:
             return None
@@ -125,8 +124,8 @@ def _fieller(
 class GradientNorms:
     """Squared norm of the gradient of each single backward pass, by hooks on the parameters.
 
-    The hooks see a pass's own gradient before it is added to the others, and before Horovod averages it.
-    Outside `start` and `take` they cost next to nothing.
+    The hooks receive a pass's own gradient before it is added to the others, and before Horovod averages it.
+    Outside of `start` to `take` they cost next to nothing.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Runs in each rank: makes optimiser, schedule and accumulation from a configuration."""
+"""Runs in each rank: builds optimiser, schedule and accumulation from a configuration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TrainingSetup:
 
     @property
     def split(self) -> BatchSplit:
-        """The present split of a global batch over the world."""
+        """The current split of a global batch over the world."""
         return self.batch.split
 
     def follow_world(self) -> None:
@@ -59,7 +59,7 @@ class TrainingSetup:
         self.accumulator.backward(loss, samples=samples)
 
     def step(self) -> StepResult:
-        """Make the optimiser step, and the schedule's."""
+        """Perform the optimiser step and the schedule's."""
         return self.accumulator.step()
 
     def metrics(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ class TrainingSetup:
         optimiser has changed, its state starts empty.
 
         Raises:
-            HyperparameterError: It is not the state of such a setup.
+            HyperparameterError: `state_dict` is not the state of a `TrainingSetup`.
         """
         missing = sorted({"kind", "optimizer", "scheduler", "noise_scale"} - set(state_dict))
         if missing:
@@ -105,7 +105,7 @@ class TrainingSetup:
         if self.noise_scale is not None and state_dict["noise_scale"] is not None:
             self.noise_scale.load_state_dict(state_dict["noise_scale"])
         scaler = self.accumulator.scaler
-        # States of earlier versions have none, and a scaler that was disabled has an empty one.
+        # States of earlier versions have no scaler, and the state of a disabled scaler is empty.
         if scaler is not None and state_dict.get("scaler"):
             scaler.load_state_dict(state_dict["scaler"])
 
@@ -122,15 +122,15 @@ def from_config(
 ) -> TrainingSetup:
     """Return optimiser, schedule and accumulation for a configuration, in the world that this rank is in.
 
-    Call it after ``hvd.init()``, and broadcast the model's parameters as always; with torch.distributed, give
-    it the ``DistributedDataParallel``. Read from `config`:
+    Call it after ``hvd.init()``, and broadcast the model's parameters as usual; with torch.distributed, pass
+    the ``DistributedDataParallel``. The keys of `config`:
 
     * ``epochs`` and ``base_batch_size``, the batch for which rates are tuned (both required)
     * exactly one of ``global_batch_size``, the same in every world, and ``local_batch_size``, per rank: batch
       and rate then scale with the number of ranks
     * exactly one of ``lr``, the rate for a batch of ``base_batch_size``, and ``relative_lr``, that rate as a
       multiple of the optimiser's usual one (`configuration.USUAL_RATE`)
-    * ``scaling``: ``linear``, ``sqrt`` or ``none``; by default what fits the optimiser
+    * ``scaling``: ``linear``, ``sqrt`` or ``none``; by default ``linear`` for SGD and ``sqrt`` for the others
     * ``max_micro_batch_size``: the most samples of a rank in a pass
     * ``optimizer``: ``sgd``, ``lars``, ``adamw`` or ``lamb``; with ``momentum`` and ``nesterov`` (SGD, LARS),
       ``trust`` (LARS), ``betas`` and ``eps`` (AdamW, LAMB), ``weight_decay``, ``max_norm``
@@ -139,23 +139,24 @@ def from_config(
     * ``warmup_epochs``, and ``warmup_start``, a fraction of the peak rate; by default the base rate, as in
       Goyal et al. (2017)
 
-    Other keys are yours and are ignored, unless one looks like a misspelling of these or
-    is what other libraries call one, such as ``learning_rate``.
+    Other keys are yours and are ignored, unless one looks like a misspelling of these or is another library's
+    name for one, such as ``learning_rate``.
 
     Args:
         model: Its parameters are grouped by `parameter_groups`.
         config: A trial's configuration.
-        num_samples: Of the training set, over all ranks.
+        num_samples: Samples in the training set, over all ranks.
         scaler: A ``torch.amp.GradScaler``.
         noise_scale: By default ``NoiseScale()``; one with ``every=1`` narrows its interval sooner. Not used
             with only one pass per step, on one rank.
         elastic: If True, the world may change its size. A global batch that a world does not divide is then
             split as evenly as possible instead of being an error.
-        **distributed: For ``hvd.DistributedOptimizer``, such as ``compression``; none with torch.distributed.
+        **distributed: Arguments of ``hvd.DistributedOptimizer``, such as ``compression``; none with
+            torch.distributed.
 
     Raises:
         HyperparameterError: A key is missing, misspelt or out of bounds, the world does not divide the batch,
-            or the warm-up is longer than the training.
+            or the warm-up is not shorter than the training.
 
     >>> config = {"lr": 0.1, "epochs": 4, "base_batch_size": 32, "global_batch_size": 128, "warmup_epochs": 1}
     >>> setup = from_config(torch.nn.Linear(2, 1), config, num_samples=1024)
@@ -167,7 +168,8 @@ def from_config(
     if torch_distributed() is not None:
         if distributed:
             raise bounds.HyperparameterError(
-                f"{', '.join(distributed)}: for hvd.DistributedOptimizer, not for torch.distributed"
+                f"{', '.join(distributed)} must be left out with torch.distributed: for "
+                "hvd.DistributedOptimizer only"
             )
         world = world_size(getattr(model, "process_group", None))
     else:

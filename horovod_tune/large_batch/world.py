@@ -1,6 +1,6 @@
-"""Runs in each rank: the world of Horovod or torch.distributed that this process is in, or one of one rank.
+"""Runs in each rank: its world of Horovod or torch.distributed, or a world of one rank without these.
 
-Horovod is not imported for that: a training function that uses it has done so.
+Horovod is used only if the training function has already imported it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 from horovod_tune.large_batch import bounds
 
-# Gradients that are summed in one collective: it is slow in small pieces, and copies what it sends.
+# Bytes of gradients per collective: many small ones are slow, and each copies what it sends.
 PIECE_BYTES = 1 << 26
 
 
 def horovod() -> Any | None:
-    """Return ``horovod.torch`` where the training function has imported and initialised it, else None."""
+    """Return ``horovod.torch`` if the training function has imported and initialised it, else None."""
     if "horovod.torch" not in sys.modules:
         return None
     import horovod.torch as hvd
@@ -28,7 +28,7 @@ def horovod() -> Any | None:
 
 
 def torch_distributed() -> Any | None:
-    """Return ``torch.distributed`` where it is initialised and Horovod is not, else None.
+    """Return ``torch.distributed`` if it is initialised and Horovod is not, else None.
 
     Raises:
         HyperparameterError: Its backend is torch_xla's.
@@ -38,7 +38,7 @@ def torch_distributed() -> Any | None:
         return None
     if dist.get_backend() == "xla":
         raise bounds.HyperparameterError(
-            "horovod_tune.large_batch works with Horovod, Gloo and NCCL, got a torch.distributed world of xla"
+            "horovod_tune.large_batch works with Horovod, Gloo and NCCL, got torch.distributed's backend xla"
         )
     return dist
 
@@ -60,7 +60,7 @@ def world_size(process_set: Any = None) -> int:
 
 
 def rank(process_set: Any = None) -> int:
-    """Return the number of this rank, 0 without a world.
+    """Return the rank of this process, 0 without a world.
 
     >>> rank()
     0
@@ -75,12 +75,12 @@ def rank(process_set: Any = None) -> int:
 def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Callable[[], list[list[float]]]:
     """Return a function that waits for the row of every rank and returns them by rank.
 
-    They are the same everywhere, so that no rank decides differently.
+    All ranks get the same rows, so that none decides differently.
 
     Args:
         row: Numbers, as many on every rank.
-        name: Of the collective; one at a time may be under way.
-        process_set: As of `world_size`.
+        name: The collective's name; only one collective of a name may be pending.
+        process_set: As in `world_size`.
 
     >>> gather_async([1, 2.5], "losses")()
     [[1.0, 2.5]]
@@ -137,7 +137,7 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
 
 
 def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None:
-    """Sum the gradients over the ranks of torch.distributed, where a missing one counts as zeros.
+    """Sum the gradients over the ranks of torch.distributed; a missing one counts as zeros.
 
     Raises:
         HyperparameterError: A gradient is sparse.

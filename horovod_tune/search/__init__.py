@@ -48,7 +48,6 @@ def __getattr__(name: str) -> Any:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise MissingExtra(
-            f"{name} needs {' and '.join(missing)}, which is not installed. "
-            f"Run `pip install 'horovod_tune[{extra}]'`"
+            f"{name} needs {' and '.join(missing)} to be installed: `pip install 'horovod_tune[{extra}]'`"
         )
     return getattr(import_module(module), name)

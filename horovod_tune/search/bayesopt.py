@@ -48,8 +48,8 @@ class BayesOptSearch(Searcher):
     """Suggest configurations by Bayesian optimisation, with any number of trials in flight.
 
     A Gaussian process with a Matérn-5/2 kernel is fitted to the results. Results of running trials are drawn
-    from it several times; the point with the largest expected improvement (its logarithm), averaged over the
-    draws, is suggested next.
+    from it 16 times; the next suggestion maximises the logarithm of expected improvement, averaged over the
+    draws.
 
         search = ConcurrencyLimiter(BayesOptSearch(metric="loss", mode="min"), max_concurrent=4)
         tune.Tuner(trainable, param_space={"lr": tune.loguniform(1e-5, 1e-1), ...},
@@ -58,7 +58,7 @@ class BayesOptSearch(Searcher):
     * `space`: a Tune search space or bayesian-optimization's `pbounds`; leave it out to use the tuner's
       `param_space`. `tune.grid_search` is refused.
     * `metric`, `mode` ('min' or 'max'): may also come from the tuner. Lists of them, as in
-      `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, look for the Pareto front; the tuner's
+      `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, search for the Pareto front; the tuner's
       own `metric` is then only for its scheduler.
     * `limits`: conditions on any reported metrics that a result must meet, such as `["latency_ms <= 20"]`.
     * `points_to_evaluate`: configurations to run first; missing parameters are filled in.
@@ -78,8 +78,8 @@ class BayesOptSearch(Searcher):
       HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a full training ends;
       by default the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
-      a `ResultGrid`, or a DataFrame of its results. The search starts where those were good; how much they
-      count later is learned from the new results.
+      a `ResultGrid`, or a DataFrame of its results. The search starts where its results were good; their
+      later weight is learned from the new results.
 
     If trials report several times, every report counts, also those of running, paused and stopped trials, and
     the search looks for the best result at the end of a full training. With several metrics or another
@@ -147,7 +147,7 @@ class BayesOptSearch(Searcher):
         self._time_attr, self._is_time_given = time_attr or TRAINING_ITERATION, time_attr is not None
         self._optimizer.horizon = max_t
         self._unread_state: dict[str, Any] | None = None
-        #: Events of trials between `restore` and the moment that the space is known.
+        #: Trials that ended after `restore` and before the space was known.
         self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
         self._space_is_restored = False
         self._warned: set[str] = set()
@@ -165,7 +165,7 @@ class BayesOptSearch(Searcher):
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
     ) -> bool:
-        """Take metric, mode and space from the tuner; False if there are two different spaces.
+        """Adopt the tuner's metric, mode and space; return False if it has a different space.
 
         Raises `StateFileError` if a restored search has another space.
         """
@@ -197,7 +197,10 @@ class BayesOptSearch(Searcher):
             self._time_attr = time_attr
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Return the next configuration. Never None and never `FINISHED`."""
+        """Return the next configuration, never None or `FINISHED`.
+
+        Raises `RuntimeError` without a space, a metric or a mode.
+        """
         space = self._ready()
         given: dict[Any, Any] = {}
         if self._queue:
@@ -206,15 +209,15 @@ class BayesOptSearch(Searcher):
         else:
             # One thread for linear algebra: the driver shares its machine with the trials, and threads that
             # wait for one another on busy cores make a suggestion of 40 ms take seconds. One thread also
-            # sums in the same order on any number of cores, so suggestions do not depend on it.
+            # sums in the same order on any number of cores, so suggestions do not depend on their number.
             with _libraries().limit(limits=1, user_api="blas"):
                 point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
                 # A warning: messages at level INFO are not shown by default.
                 self._warn_once(
                     "curves",
-                    "the search learns from every report, also of running and stopped trials; training time "
-                    f"is measured by {self._time_attr!r}",
+                    "the search learns from every report, including those of running and stopped trials; "
+                    f"training time is measured by {self._time_attr!r}",
                 )
             if self._history.rounds(space.size) and not space.is_sampled:
                 self._warn_once(
@@ -284,7 +287,7 @@ class BayesOptSearch(Searcher):
     ) -> None:
         """Learn from a configuration, nested or with `/` in its keys, that was evaluated elsewhere.
 
-        Raises `SpaceError` if it is outside the space.
+        Raises `SpaceError` if it is outside the space, `ValueError` if there are several metrics.
         """
         if isinstance(self._metric, list):
             raise ValueError(f"add_evaluated_point takes one value, but the metrics are {self._metric}")
@@ -394,7 +397,7 @@ class BayesOptSearch(Searcher):
             self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
-        """Add a trial that was not suggested under this id: one that starts again gets a new id from Tune."""
+        """Add a trial that was suggested under another id: Tune gives a restarted trial a new one."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False
@@ -427,7 +430,7 @@ def _reported(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    # Looking for the loaded libraries takes milliseconds, so it is done once; NumPy's and SciPy's are loaded.
+    # Finding the loaded libraries takes milliseconds; those of NumPy and SciPy are loaded by the first call.
     return ThreadpoolController()
 
 

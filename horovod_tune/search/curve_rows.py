@@ -1,7 +1,7 @@
-"""Learning curves as the model sees them: one row for a trial at a time, times on a logarithmic axis.
+"""Learning curves as rows of the model: one per trial and time, with times on a logarithmic axis.
 
-About two reports are kept for each doubling of the time, and always the last one: a model of some hundred
-rows then has room for many trials, and neighbouring epochs carry nearly the same information.
+The last report of each doubling of the time is kept: a model of a few hundred rows then has room for many
+trials, and neighbouring epochs carry nearly the same information.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def is_unfinished(trial: Trial, target: float) -> bool:
 
 
 def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[Trial]:
-    """Return the trials on the way to `target` whose curves may not get worse from here on.
+    """Return the trials short of `target` for which it is unknown whether their curves get worse later.
 
-    That is: fewer than three others have been trained for longer, and none of these got worse after it.
+    That is: fewer than three others have been trained for longer, and none of those got worse since.
 
     >>> trials = [Trial(str(end), (), curve={1.0: 0.5, end: 0.4}) for end in (2.0, 3.0, 4.0, 5.0, 52.0)]
     >>> [trial.trial_id for trial in trials_with_open_end(trials, axis(52.0), "min")]
@@ -64,7 +64,7 @@ def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[
 
 
 def _worsens(curve: Mapping[float, float], since: float, mode: str) -> bool:
-    """Return True if the last report of a curve is worse than that at a time, or the first one after it."""
+    """Return True if a curve ends worse than its last report until `since`, or its first one if later."""
     times = sorted(curve) or [math.inf]
     if math.isinf(times[-1]):
         return False
@@ -74,13 +74,12 @@ def _worsens(curve: Mapping[float, float], since: float, mode: str) -> bool:
 
 
 def rows_of(trials: list[Trial], horizon: float | None) -> CurveRows:
-    """Return the rows of `trials`, which have not failed, and the time of `horizon` or of the latest
-    report."""
+    """Return the rows of `trials`; their target is the later of `horizon` and the latest report."""
     rows: list[tuple[int, float, float]] = []
     for index, trial in enumerate(trials):
         curve = trial.curve
         if not curve and trial.ending is Ending.SCORED and trial.value is not None:
-            # A result without a time, such as one from elsewhere, is that of a whole training.
+            # A result without a time, such as one from elsewhere, counts as that of a whole training.
             curve = {math.inf: trial.value}
         rows += [(index, time, curve[time]) for time in kept_times(curve)]
     latest = max([time for _, time, _ in rows if math.isfinite(time)], default=1.0)

@@ -23,10 +23,10 @@ from horovod_tune.search.space.search_space import SearchSpace
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """A model of the earlier results over the parameters, of which a new task's has a weight (see `kernels`).
+    """A model of the earlier results, whose mean enters the new model with a learned weight (see `kernels`).
 
-    `context` are features that all its queries have after the parameters': the time at which its learning
-    curves are looked at.
+    `context` has the features that follow the parameters' in each query: the time at which learning curves
+    are evaluated, if there are any.
     """
 
     model: FittedModel
@@ -34,11 +34,11 @@ class EarlierModel:
     context: FloatArray
 
     def in_context(self, features: FloatArray) -> FloatArray:
-        """Return features of the parameters as this model's own."""
+        """Return the features of parameters with `context` appended."""
         return np.concatenate([features, np.tile(self.context, (len(features), 1))], axis=1)
 
     def __call__(self, features: FloatArray) -> FloatArray:
-        """Return the mean at `features`, without their columns after the parameters': shape (points,)."""
+        """Return the mean less its constant, shape (points,), from the parameters' columns of `features`."""
         parameters = self.model.features.shape[1] - len(self.context)
         return self.process.predict(self.in_context(features[:, :parameters]))[0][:, 0] - self.process.mean
 
@@ -104,10 +104,10 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     metrics = {str(k): v for k, v in row.items()}
     config = {k[len("config/") :]: v for k, v in metrics.items() if k.startswith("config/")}
     if not config:
-        # The user's own table has the parameters' plain names.
+        # A table of the user's own has the parameters' plain names.
         config = metrics
     elif "iterations" in metrics:
-        # As a frame of `horovod_tune.analyze` has it.
+        # The column's name in a frame of `horovod_tune.analyze`.
         metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
     # A table has every column in every row; NaN if a trial has no such parameter.
     config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}

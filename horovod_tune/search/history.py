@@ -28,20 +28,20 @@ class Ending(str, Enum):
 
 @dataclass
 class Trial:
-    """One trial as the search sees it; `value` is the metric as reported, `last` its latest report."""
+    """One trial of the search; `value` is the metric that it ended with, `last` the latest reported."""
 
     trial_id: str
     point: Point
     ending: Ending = Ending.RUNNING
     value: float | None = None
     last: float | None = None
-    #: What it reported, by time (the epoch, mostly), numbers that are not finite left out.
+    #: The finite values that it reported, by time (usually the epoch).
     curve: dict[float, float] = field(default_factory=dict)
     #: The latest values of the search's further metrics.
     others: dict[str, float] = field(default_factory=dict)
 
     def add_report(self, time: float | None, value: float | None) -> None:
-        """Add a report to the curve, where both of it are finite numbers."""
+        """Add a report to the curve if its time and value are finite numbers."""
         if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
             self.curve[time] = value
 
@@ -63,9 +63,9 @@ class History:
 
     trials: dict[str, Trial] = field(default_factory=dict)
     counts: Counter[Point] = field(default_factory=Counter)
-    #: Suggestions that came from the quasi-random sequence, and from `points_to_evaluate`.
+    #: Points drawn so far from the quasi-random sequence, including skipped ones.
     drawn: int = 0
-    #: Results of an earlier experiment, on other data: none of this search's own.
+    #: Results of an earlier experiment (`analysis`), not of this search.
     earlier: list[Trial] = field(default_factory=list)
 
     def add(self, trial: Trial) -> None:
@@ -96,7 +96,7 @@ class History:
         return min(counts.values()) if counts and len(counts) >= size else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a saved search keeps of it, under the names that `from_json` looks for."""
+        """Return the part of a saved search that `from_json` reads."""
         return {
             "drawn": self.drawn,
             "trials": [trial.as_json() for trial in self.trials.values()],

@@ -1,4 +1,4 @@
-"""Points that are chosen without a model of the metric: at the start, and when a space is nearly used up."""
+"""Points that are chosen without a model of the metric: at the start, and in a nearly exhausted space."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from horovod_tune.search.gp.proposal import Acquisition
 from horovod_tune.search.history import History
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
-#: A quasi-random point is passed over where the logarithm of the probability that it does not fail is less
-#: than this, up to so many times.
+#: A quasi-random point is skipped if the logarithm of its probability not to fail is at most the first value;
+#: at most as many as the second value are skipped.
 _SAFE_ENOUGH, _PASSED_OVER = -3.0, 8
-#: Points of a finite space that are looked at one by one when it is nearly used up.
+#: The largest nearly exhausted space whose points are all evaluated.
 _ENUMERABLE = 100_000
 
 
@@ -27,10 +27,10 @@ def quasi_random_point(
     safety: FailureModel | None,
     middle: bool = False,
 ) -> Point | None:
-    """Return the next free point of a scrambled Sobol sequence, None if there is none for long.
+    """Return the next free point of a scrambled Sobol sequence; None if the next 64 points are taken.
 
-    With `middle`, its numbers are those in the middle of their ranges, unless that point is taken. Where
-    trials have failed, points that are likely to fail too are passed over, as long as others come soon.
+    With `middle`, its numbers are those in the middle of their ranges, unless that point is taken. With
+    `safety`, some points that are likely to fail are skipped, and the safest is returned if all are.
     """
     passed_over: list[tuple[float, Point]] = []
     for _ in range(64):
@@ -67,7 +67,7 @@ def remaining_point(
         pool = space.from_quantiles(generator.random((10_000, space.dimension)))
     free = [point for point in map(space.canonical, pool) if not taken(point)]
     if not free:
-        # A range of a few neighbouring floats: they are repeated, as in a space that is used up.
+        # A range of a few neighbouring floats: they are repeated, as in an exhausted space.
         free = [space.canonical(pool[0])]
     if acquisition is None:
         return free[0]

@@ -1,4 +1,4 @@
-"""The points that a user wants evaluated first, `points_to_evaluate`, and those with known results."""
+"""`points_to_evaluate`: the points to evaluate first, and those with known results."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def queue_points(
 ) -> tuple[list[QueuedPoint], list[tuple[Point, float]]]:
     """Check the user's points against the space; return those to run, and those with known results.
 
-    Raises `SpaceError` naming the point and the parameter, for a point outside the space, a repeated one,
-    and for rewards that do not go with the points.
+    Raises `SpaceError`, which names the point and the parameter, for a point outside the space, a repeated
+    point, or rewards that do not match the points.
     """
     points = list(points or [])
     if rewards is not None and not hasattr(rewards, "__len__"):
@@ -82,7 +82,7 @@ def queue_points(
         try:
             json.dumps(queued.as_json())
         except TypeError as error:
-            raise SpaceError(f"{where} gives a parameter a value that cannot be saved: {error}") from None
+            raise SpaceError(f"{where} has a value that cannot be saved as JSON: {error}") from None
         is_complete = queued.is_complete(space)
         if is_complete and queued in seen:
             raise SpaceError(f"{where} repeats points_to_evaluate[{seen.index(queued)}]")

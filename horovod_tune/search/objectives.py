@@ -29,11 +29,11 @@ class Objectives:
         return trial.last if trial.value is None else trial.value
 
     def keeps_limits(self, trial: Trial) -> bool:
-        """Return True if a trial's latest values keep every limit; one that is not known does not."""
+        """Return True if a trial's latest values keep every limit; an unknown value does not."""
         return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
 
     def final_value(self, trial: Trial, value: float | None) -> float | None:
-        """Return the first metric's `value`, or that of another metric which is unknown or not finite."""
+        """Return `value`, the first metric's, or another metric's if that is unknown or not finite."""
         values = [value, *(trial.others.get(metric) for metric in self.metrics[1:])]
         if None in values:
             return None
@@ -60,7 +60,7 @@ class Objectives:
         return usable, failed + [others[i] for i in sorted(lost)]
 
     def other_metrics_in(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers that a report has for the metrics besides the first."""
+        """Return a report's numbers for all metrics but the first, including those of the limits."""
         names = {*self.metrics[1:], *(limit.metric for limit in self.limits)} - {self.metrics[0]}
         found = {name: as_number(result.get(name)) for name in sorted(names)}
         return {name: value for name, value in found.items() if value is not None}

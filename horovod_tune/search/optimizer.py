@@ -1,7 +1,7 @@
 """Chooses the next point from the search's history: a quasi-random start, then the model.
 
-The choice depends on the history, the seed and, with many results, the previous fit, which a saved search
-keeps; not on the clock, or on the order in which trials ended.
+The choice depends on the history, the seed and, with many results, the previous fit, which is saved with the
+search. It does not depend on the clock, or on the order in which trials ended.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _CURVES_START = 4
 #: Results to wait for before they are modelled together with an earlier experiment's. Until then its model
 #: and the quasi-random sequence take turns: comparing their results shows how far that model can be trusted.
 _TRANSFER_START = 3
-#: At most so many unfinished trials, the most promising ones, get their expected ends added to the model.
+#: At most this many unfinished trials, the most promising ones, get their expected ends added to the model.
 _MOST_EXPECTED = 200
 #: With learning curves, expected improvement is averaged over 4 sets of the model's hyperparameters (the most
 #: probable set, and draws) while the model has at most 150 rows; otherwise the most probable set is used.
 _HYPERPARAMETERS, _AVERAGED_ROWS = 4, 150
-#: At most so many results are in the earlier experiment's model, which is evaluated at every point.
+#: At most this many results are in the earlier experiment's model, which is evaluated at every point.
 _EARLIER_POINTS = 150
 
 
 @dataclass(frozen=True)
 class SuggestState:
-    """What a suggestion is made from: the trials that count, what is looked for and what may go wrong."""
+    """The input of one suggestion: the usable trials, the objectives, and the probability of failures."""
 
     space: SearchSpace
     usable: list[Trial]
@@ -99,7 +99,7 @@ class SuggestState:
 
 
 class Optimizer:
-    """How points are chosen.
+    """Chooses points.
 
     If `random_search_steps` is None, it is one more than the number of parameters (at least 4, at most
     10), or 4 if trials report several times.
@@ -112,11 +112,11 @@ class Optimizer:
         random_search_steps: int | None,
     ) -> None:
         self.options = options
-        #: The time at which a training ends, where that is known.
+        #: The time at which a training ends, if known.
         self.horizon: float | None = None
         self._acquisition, self._steps = acquisition, random_search_steps
         self.learns_from_curves = False
-        #: Where the next fit of each metric and limit starts; a part of a saved search.
+        #: Where the next fit of each metric and limit starts; saved with the search.
         self.fit_states: dict[str, FitState] = {}
 
     def next_point(self, space: SearchSpace, history: History, seed: int, objectives: Objectives) -> Point:
@@ -145,8 +145,8 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            # The start ends with the middle of the space: the best point is usually nearer to it than to most
-            # others. With curves, which begin with fewer points, the middle is left out: with it among so
+            # The start ends with the middle of the space, which is usually nearer to the best point than most
+            # points are. With curves, which begin with fewer points, it is left out: with the middle among so
             # few, the model would mistake a parameter whose best value is there for an unimportant one.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
@@ -214,7 +214,7 @@ class Optimizer:
 
     @property
     def _options_with_scales(self) -> ModelOptions:
-        """The model's options, with warped scales where the acquisition function allows them."""
+        """The model's options, with warped scales if the acquisition function allows them."""
         if is_scale_free(self._acquisition):
             return replace(self.options, softnesses=SOFTNESSES)
         return self.options
@@ -238,7 +238,7 @@ class Optimizer:
         scored = state.in_state(Ending.SCORED)
         each = [state.scores(scored, metric) for metric in objectives.metrics]
         ranks = np.mean([np.argsort(np.argsort(scores, kind="stable")) for scores in each], axis=0)
-        # All metrics keep the same trials where there are too many.
+        # If there are too many trials, all metrics keep the same ones.
         kept = thin(ranks, self.options.process_points)
         points = np.asarray([scored[i].point for i in kept])
         features, pending = space.features(points), state.features_of(state.in_state(Ending.RUNNING))
@@ -273,8 +273,8 @@ class Optimizer:
             timed=True,
             task=state.earlier,
         )
-        # Most unfinished trials wait at a rung or were stopped there. Their ends are expected, not drawn: if
-        # the end of a stopped trial were left open, the search would keep suggesting others like it.
+        # Most unfinished trials wait at a rung or were stopped there. Their ends get expected values instead
+        # of draws: with a stopped trial's end left open, the search would keep suggesting others like it.
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
         ends = model.condition().predict(_at(rows.target, state.features_of(begun)))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
@@ -315,7 +315,7 @@ class Optimizer:
     def _within_limits(
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives
     ) -> JointFeasibility | None:
-        """Return the probability that all limits are kept; None if too little is known about each."""
+        """Return the probability that all limits are kept; None if no limit has two known values."""
         # `slack` has scaled the values: the limit is at 0 and outliers are compressed.
         options = replace(self.options, fixed_noise=None, linear_depth=math.inf)
         feasibilities = []

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class PromotingASHA(TrialScheduler):
-    """Asynchronous successive halving that promotes: a scheduler for Tune.
+    """A scheduler for Tune: asynchronous successive halving with promotions.
 
     Every trial pauses at each *rung*: after `grace_period`, `grace_period * reduction_factor`, ... It
     continues from its checkpoint once it is among the best `1 / reduction_factor` of all trials that have
@@ -40,7 +40,7 @@ class PromotingASHA(TrialScheduler):
 
     Args:
         time_attr: the metric that measures a trial's progress.
-        metric: compares trials; may also come from the tuner.
+        metric: trials are compared by it; may also come from the tuner.
         mode: "min" or "max"; may also come from the tuner.
         max_t: where a whole training ends, in units of `time_attr`.
         grace_period: the first rung.
@@ -48,7 +48,7 @@ class PromotingASHA(TrialScheduler):
             `reduction_factor` times the training time of the one before.
 
     Raises:
-        ValueError: For an argument of another kind or out of bounds.
+        ValueError: For an argument of the wrong type or out of bounds.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PromotingASHA(TrialScheduler):
         # Trials that failed while being paused; after the retry they pause at their next report.
         self._failed_waiting: set[str] = set()
         self._is_restored = False
-        self._said_no_time = False
+        self._warned_of_time = False
 
     # Tune's callbacks.
 
@@ -117,7 +117,7 @@ class PromotingASHA(TrialScheduler):
                 "PromotingASHA needs a metric and a mode, from its own arguments or the tuner's; it has "
                 f"metric={self._metric!r}, mode={self._mode!r}"
             )
-        known = trial.trial_id in self._trials  # one that failed, and is tried again
+        known = trial.trial_id in self._trials  # it failed and is retried
         self._trials[trial.trial_id] = trial
         if trial.trial_id in self._failed_waiting:
             acquire_slot(tune_controller, trial.trial_id)
@@ -134,11 +134,11 @@ class PromotingASHA(TrialScheduler):
             release_slot(tune_controller, trial_id)
             return TrialScheduler.PAUSE
         time, gain = self._read(result)
-        if time is None and not self._said_no_time:
-            self._said_no_time = True
+        if time is None and not self._warned_of_time:
+            self._warned_of_time = True
             logger.warning(
-                "trial %s reported no number for the time_attr %r, so PromotingASHA does not know "
-                "its rung and continues it; it reported %s",
+                "trial %s reported no number for the time_attr %r, so PromotingASHA cannot determine "
+                "its rung, and the trial continues; it reported %s",
                 trial_id,
                 self._time_attr,
                 sorted(flatten_dict(dict(result))),
@@ -212,7 +212,7 @@ class PromotingASHA(TrialScheduler):
         return f"PromotingASHA: {'; '.join(parts)}"
 
     def _read(self, result: Mapping[str, Any]) -> tuple[float | None, float | None]:
-        """Return a report's time and its metric, larger being better, and -inf where it is not finite."""
+        """Return a report's time and its metric, larger being better, -inf if it is not finite."""
         time, value = as_number(result.get(self._time_attr)), as_number(result.get(str(self._metric)))
         if value is None:
             return time, None
@@ -226,7 +226,7 @@ class PromotingASHA(TrialScheduler):
 
     def _continue(self, controller: Any, trial_id: str) -> None:
         place, of = self._rungs.rank(trial_id)
-        logger.info("trial %s continues: it is number %d of %d that came as far", trial_id, place, of)
+        logger.info("trial %s continues: number %d of %d trials at its rung", trial_id, place, of)
         acquire_slot(controller, trial_id)
         self._continuing.append(trial_id)
 
@@ -238,13 +238,13 @@ class PromotingASHA(TrialScheduler):
             self._tries_to_pause.remove(trial_id)
 
     def _end_those_without_checkpoint(self, controller: Any) -> None:
-        """End paused trials that got no checkpoint by pausing: they could only start over."""
+        """End paused trials whose pause saved no checkpoint: they could only start over."""
         for trial_id in [each for each in self._tries_to_pause if self._trials[each].status == Trial.PAUSED]:
             self._tries_to_pause.remove(trial_id)
             trial = self._trials[trial_id]
             if trial.checkpoint is None and not self._saves:
                 logger.warning(
-                    "trial %s has saved no checkpoint up to its first rung, so PromotingASHA cannot pause "
+                    "trial %s has saved no checkpoint by its first rung, so PromotingASHA cannot pause "
                     "trials there: those that are not among the best end there",
                     trial_id,
                 )
@@ -280,7 +280,7 @@ class PromotingASHA(TrialScheduler):
         self._rungs.waiting.discard(trial.trial_id)
         if trial.status == Trial.TERMINATED and time >= self._max_t:
             self._finished.add(trial.trial_id)
-        # A trial that had reported again after its rung had been continued. `between` is the time from one
+        # If a trial reported again after its rung, it was already continued. `between` is the time from one
         # report to the next.
         between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
         if trial.status != Trial.PENDING:

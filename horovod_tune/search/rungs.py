@@ -10,7 +10,7 @@ class Rungs:
     that have reached that rung, those that came later included.
 
     Args:
-        levels: the times of the rungs, growing; the end of a training is none of them.
+        levels: the times of the rungs, increasing, without the end of a training.
         factor: how many times more trials reach a rung than continue from it.
 
     Example:
@@ -25,12 +25,12 @@ class Rungs:
         self.levels, self._factor = levels, factor
         #: What trials reported at each rung, larger being better.
         self.values: list[dict[str, float]] = [{} for _ in levels]
-        # The number of the rung that each trial is at or, if it does not wait, comes from; -1 for none.
+        # The index of the last rung that each trial has reached; -1 for none.
         self._at: dict[str, int] = {}
         self.waiting: set[str] = set()
 
     def reach(self, trial: str, time: float, value: float) -> bool:
-        """Record a report of a trial that does not wait; return True if the trial waits at it."""
+        """Record a report of a trial that does not wait; return True if it now waits at a rung."""
         reached = sum(time >= level for level in self.levels) - 1
         before = self._at.setdefault(trial, -1)
         if reached <= before:
@@ -42,22 +42,21 @@ class Rungs:
         return True
 
     def rung_of(self, trial: str) -> int:
-        """Return the number of the rung that a trial has reached last."""
+        """Return the index of the last rung that a trial has reached."""
         return self._at[trial]
 
     def rank(self, trial: str) -> tuple[int, int]:
-        """Return a trial's place at the rung that it has reached last, from 1, and how many have reached
-        it."""
+        """Return a trial's place (from 1) at its last rung, and how many trials have reached that rung."""
         values = self.values[self._at[trial]]
         return 1 + sum(value > values[trial] for value in values.values()), len(values)
 
     def is_good(self, trial: str) -> bool:
-        """Return True if a trial is among the best at the rung where it waits; the first one there is."""
+        """Return True if a trial is among the best at the rung where it waits; the best one always is."""
         place, of = self.rank(trial)
         return place <= max(of / self._factor, 1)
 
     def next(self) -> str | None:
-        """Return and promote the next trial to continue, the one that has come furthest first."""
+        """Promote and return the next trial to continue, from the highest rung possible, or None."""
         for values, trials in self._furthest_first():
             best = sorted(values, key=lambda trial: values[trial], reverse=True)
             for trial in best[: int(len(values) / self._factor + 1e-9)]:
@@ -67,14 +66,14 @@ class Rungs:
         return None
 
     def best_waiting(self) -> str:
-        """Return and promote the best trial of those that have come furthest; at least one waits."""
+        """Promote and return the best trial at the highest rung where any waits; at least one must wait."""
         values, trials = next((values, trials) for values, trials in self._furthest_first() if trials)
         best = max(trials, key=lambda trial: values[trial])
         self.waiting.remove(best)
         return best
 
     def _furthest_first(self) -> list[tuple[dict[str, float], list[str]]]:
-        """Return the values of each rung, and the trials that wait there in the order of their coming."""
+        """Return each rung's values and its waiting trials in order of arrival, the highest rung first."""
         return [
             (values, [trial for trial in values if trial in self.waiting and self._at[trial] == rung])
             for rung, values in reversed(list(enumerate(self.values)))

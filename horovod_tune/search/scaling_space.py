@@ -1,4 +1,4 @@
-"""A search space for what `horovod_tune.large_batch.from_config` reads."""
+"""A search space for the configurations of `horovod_tune.large_batch.from_config`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def large_batch_space(
 ) -> dict[str, Any]:
     """Return Tune domains for the hyperparameters of Horovod's guide: batch, rate, warm-up, optimiser.
 
-    The rate is searched relative to a usual one of each optimiser, so that one range fits all of them;
-    batches that a world does not divide fail in their trial, so give multiples of the ranks.
+    The rate is searched relative to each optimiser's usual one, so that one range fits all of them. Batch
+    sizes must be multiples of the number of ranks: others fail in their trial.
 
     Args:
-        epochs: Of a training; the warm-up takes up to a quarter of them.
-        global_batch_sizes: To choose from; one means a search at that size.
-        base_batch_size: The batch for which usual rates are meant.
-        optimizers: To choose from.
-        **fixed: Further keys of the configuration, as they are or as domains; they replace those from here.
+        epochs: Length of a training; the warm-up takes up to a quarter of it.
+        global_batch_sizes: Sizes to choose from; a single one is fixed.
+        base_batch_size: The batch size that the usual rates are meant for.
+        optimizers: Optimisers to choose from.
+        **fixed: Further keys of the configuration, constants or domains; they override those above.
 
     >>> space = large_batch_space(
     ...     epochs=20, global_batch_sizes=[512], base_batch_size=64, optimizers=["lars"]

@@ -25,7 +25,7 @@ logger = logging.getLogger("horovod_tune.search.bayesopt")
 
 # Arguments of Ray's class that have no meaning here: Ray's default, and what replaces them.
 _REMOVED = {
-    "patience": (5, "no point is suggested twice before the space is exhausted, so nothing is waited for"),
+    "patience": (5, "no point is suggested twice before the space is exhausted, so it is not needed"),
     "skip_duplicate": (True, "no point is suggested twice before the space is exhausted"),
     "repeat_float_precision": (5, "points are compared by the exact values that the function receives"),
     "verbose": (0, "set the level of the logger 'horovod_tune.search' instead"),
@@ -33,10 +33,10 @@ _REMOVED = {
 
 
 def refuse_removed(given: Mapping[str, Any]) -> None:
-    """Warn of an argument of Ray's class at its default.
+    """Warn of each removed argument that has Ray's default value.
 
     Raises:
-        TypeError: it has another value, or Ray's class has no such argument either.
+        TypeError: One has another value, or Ray's class has no such argument either.
     """
     for name, value in given.items():
         if name not in _REMOVED:
@@ -63,13 +63,13 @@ def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> Non
 
 
 def check_metrics(metric: str | Sequence[str] | None, mode: str | Sequence[str] | None) -> None:
-    """Raise `ValueError` with the reason if metric and mode do not fit."""
+    """Raise `ValueError` if metric or mode is invalid, or they do not match."""
     if metric is None or isinstance(metric, str):
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
         return
     if len(metric) < 2 or len(set(metric)) < len(metric) or not all(isinstance(name, str) for name in metric):
-        raise ValueError(f"metric must be a name, or a list of two different names or more, got {metric!r}")
+        raise ValueError(f"metric must be a name, or a list of at least two different names, got {metric!r}")
     if mode is None or isinstance(mode, str) or len(mode) != len(metric) or set(mode) - {"min", "max"}:
         raise ValueError(
             f"mode must have 'min' or 'max' for each of the metrics {list(metric)}, got {mode!r}"
@@ -114,7 +114,7 @@ def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -
                 raise ValueError(f"gp_params['n_restarts_optimizer'] must be 0, 1, 2 or 3, got {value!r}")
             options = replace(options, starts=1 + value)
         else:
-            raise ValueError(f"gp_params knows alpha and n_restarts_optimizer, got {name!r}")
+            raise ValueError(f"gp_params accepts alpha and n_restarts_optimizer, got {name!r}")
     return options
 
 
@@ -126,7 +126,7 @@ def acquisition_of(
     `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`.
 
     Raises:
-        ValueError: For both at once, or an unknown kind.
+        ValueError: For both arguments, an unknown kind or an unknown key.
         TypeError: For an object that cannot be used here.
     """
     if utility_kwargs is not None:
@@ -160,8 +160,8 @@ def _from_utility(kwargs: dict) -> AcquisitionFunction:
     }
     if kwargs:
         raise ValueError(
-            "utility_kwargs knows kind, kappa, xi, kappa_decay and kappa_decay_delay; "
-            f"got also {sorted(kwargs)}"
+            "utility_kwargs accepts kind, kappa, xi, kappa_decay and kappa_decay_delay; "
+            f"also got {sorted(kwargs)}"
         )
     kinds = {
         "ucb": lambda: UpperConfidenceBound(kappa=kappa, **decay),

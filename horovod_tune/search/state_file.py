@@ -1,4 +1,4 @@
-"""The file a search is saved in: versioned JSON, so that reading one executes nothing."""
+"""The file a search is saved in: versioned JSON, so that reading it executes no code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(path: str, state: Mapping[str, Any]) -> None:
 def read(path: str) -> dict[str, Any]:
     """Return the state in `path`.
 
-    Raises `StateFileError` for a file that `write` has not written or that a newer version has.
+    Raises `StateFileError` for a file that `write` did not write, or that another version of it wrote.
     """
     try:
         state = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class _FreeWorkers(ABC):
-    """Free workers go, one after the other, where they gain most; no trial loses any.
+    """Gives free workers, one after the other, to the trials that gain most; no trial loses any.
 
-    `metric` is what a trial reports of its need, in samples; `batch_size` as in the subclasses.
+    `metric` is the metric with a trial's need, in samples; `batch_size` as in the subclasses.
     """
 
     def __init__(self, max_workers: int | None, metric: str, batch_size: str) -> None:
         if max_workers is not None and max_workers < 1:
             raise SpecError(f"max_workers must be at least 1, got {max_workers}")
         self._max_workers, self._metric, self._batch_size = max_workers, metric, batch_size
-        # What trials have been given that is not theirs yet, since Tune changes them when they have paused.
+        # Workers given to trials that Tune has not resized yet: it resizes a trial only when it has paused.
         self._given: dict[str, int] = {}
 
     @abstractmethod
     def _gain(self, need: float, batch: float, grown: float) -> float:
-        """Return how much faster a trial learns if its ranks take `grown` samples at a time, as a share."""
+        """Return a trial's relative gain if its ranks together take `grown` instead of `batch` samples."""
 
     def __call__(
         self, tune_controller: Any, trial: Any, result: Mapping[str, Any], scheduler: Any
@@ -74,7 +74,7 @@ class _FreeWorkers(ABC):
         if not isinstance(batch, (int, float)) or not batch > 0:
             raise MetricsError(
                 f"{type(self).__name__}(batch_size={self._batch_size!r}) needs a metric or a hyperparameter "
-                f"of that name with the samples that one rank takes at a time, got {batch!r} of trial {trial}"
+                f"of that name with the samples that one rank takes at a time, got {batch!r} in trial {trial}"
             )
         return float(need), float(batch)
 
@@ -82,18 +82,17 @@ class _FreeWorkers(ABC):
 class DistributeByNoiseScale(_FreeWorkers):
     r"""Allocation function of Tune's ``ResourceChangingScheduler``: free workers go where they help most.
 
-    n ranks of b samples each learn at a rate of :math:`1 / (1 + B_{noise} / (n b))` a step (McCandlish et al.
-    2018, arXiv:1812.06162, equation 2.7): a batch far below the gradient noise scale gains by its size, one
-    above it hardly does. Trials report their noise scale (`large_batch.NoiseScale`, or any number of
-    samples), and those whose global batch is below it grow as others end. No trial loses workers to another.
+    n ranks of b samples each learn at a rate of :math:`1 / (1 + B_{noise} / (n b))` per step (McCandlish et
+    al. 2018, arXiv:1812.06162, equation 2.7): a batch far below the gradient noise scale gains in proportion
+    to its size, one above it hardly gains. Trials report their noise scale (`large_batch.NoiseScale`, or any
+    number of samples); those whose global batch is below it grow as others end, and none loses workers.
 
-    It is meant for functions whose ranks keep their batch when there are more of them, so that the global
-    batch grows.
+    It is meant for functions whose ranks keep their batch size, so that the global batch grows with them.
 
     Args:
-        max_workers: the most ranks of a trial (default: as many as fit).
-        noise_scale: the metric with the noise scale. The default is the lower end of its interval, which
-            `large_batch` reports, so that a trial grows when it surely can use that.
+        max_workers: the most ranks of a trial, at least 1 (default: as many as fit).
+        noise_scale: the metric with the noise scale. The default is the lower end of the interval that
+            `large_batch` reports: a cautious estimate.
         batch_size: the metric, or the hyperparameter, with the samples that one rank takes in a step.
 
     Example:
@@ -126,7 +125,7 @@ class DistributeByGlobalBatch(_FreeWorkers):
     number of ranks that does not divide the batch is an error in the trial.
 
     Args:
-        max_workers: the most ranks of a trial (default: as many as fit).
+        max_workers: the most ranks of a trial, at least 1 (default: as many as fit).
         global_batch_size: the metric with the global batch, one of ``setup.metrics()``.
         batch_size: the metric, or the hyperparameter, with the most samples that one rank takes in a pass.
 

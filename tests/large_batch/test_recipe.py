@@ -152,8 +152,8 @@ def test_the_ready_search_space_is_what_it_reads() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": None}, "config must have one of lr and relative_lr, got lr=None and relative_lr=None"),
-        ({"relative_lr": 1.0}, "config must have one of lr and relative_lr, got lr=0.1 and relative_lr=1.0"),
+        ({"lr": None}, "must have exactly one of lr and relative_lr, got lr=None and relative_lr=None"),
+        ({"relative_lr": 1.0}, "must have exactly one of lr and relative_lr, got lr=0.1 and relative_lr=1.0"),
         ({"lr": 0}, "lr must be more than 0, got 0"),
         ({"warmup_epochs": 6}, r"warmup_epochs must be less than epochs \(6\), got 6"),
         ({"warmup_start": 1.5}, "warmup_start must be at least 0 and at most 1, got 1.5"),

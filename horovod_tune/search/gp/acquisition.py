@@ -36,7 +36,7 @@ class LogExpectedImprovement(ExpectedImprovement):
         super().__init__(xi=xi)
 
     def base_acq(self, mean: FloatArray, std: FloatArray) -> FloatArray:
-        """Return the logarithm of the expected improvement, of the shape of `mean` and `std`."""
+        """Return log EI, of the shape of `mean` and `std`; raise `ValueError` if `y_max` is not set."""
         if self.y_max is None:
             raise ValueError("y_max must be set before base_acq() is called outside of suggest()")
         return np.log(std) + log_h((mean - self.y_max - self.xi) / std)
@@ -63,12 +63,12 @@ def log_h(z: FloatArray) -> FloatArray:
 
 
 def is_scale_free(acquisition: AcquisitionFunction) -> bool:
-    """Return True if only the order of the results matters to it: no number is on the objective's scale."""
+    """Return True if the results may be warped for it: it has no number on the objective's scale."""
     return type(acquisition) is LogExpectedImprovement and not acquisition.xi
 
 
 def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFunction:
-    """Return a copy of `acquisition` whose exploration has decayed as it does over so many suggestions."""
+    """Return a copy of `acquisition` whose exploration has decayed over this many suggestions."""
     own = copy.deepcopy(acquisition)
     if getattr(own, "exploration_decay", None) is not None:
         for own.i in range(1, suggestions + 1):

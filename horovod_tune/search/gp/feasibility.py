@@ -1,6 +1,6 @@
-"""Feasibility of a point, whatever its objective: the probability that it fails or breaks a limit.
+"""Feasibility of a point: the probability that its trial neither fails nor breaks a limit.
 
-Where trials fail is learned by a Gaussian process on failed or not.
+A Gaussian process on the label "failed or not" models where trials fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Feasibility = Callable[[FloatArray], FloatArray]
 class JointFeasibility:
     """The joint probability of independent conditions; an acquisition until a result keeps the limits.
 
-    `rows` are the results that it knows.
+    `rows` is the number of known results.
     """
 
     def __init__(self, feasibilities: Sequence[Feasibility], rows: int) -> None:
@@ -36,7 +36,7 @@ class JointFeasibility:
 class LimitFeasibility:
     """The probability that a limit is kept (Gardner et al., 2014).
 
-    `model` is one of the remaining `slack`, so that the limit is at 0.
+    `model` is a model of the `slack`, so that the limit is at 0.
     """
 
     def __init__(self, model: FittedModel) -> None:
@@ -51,8 +51,8 @@ class LimitFeasibility:
 def slack(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
     """Return how far inside a limit values are, shape (points,), on a scale that large ones do not stretch.
 
-    0 is at the bound, and 1 near the median distance from it; from some times that on it grows like a
-    logarithm. `upwards` for a limit from below.
+    It is 0 at the bound and 0.88 at the median distance from it; far beyond that it grows logarithmically.
+    `upwards` is for a lower bound.
 
     >>> slack(np.array([10.0, 20.0, 30.0, 1e6]), 20.0, upwards=False).round(2).tolist()
     [0.88, 0.0, -0.88, -12.21]
@@ -62,11 +62,11 @@ def slack(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
     return np.arcsinh(distances / unit)
 
 
-#: Losses of such a size have no differences that a float can hold, and count as failed in any case.
+#: Differences of losses beyond this overflow a float, so they count as failed in any case.
 _NO_NUMBER = 1e307
 #: A jump to unusable results: this many times the range, and the size, of all better ones.
 _JUMP = 100.0
-#: At least so many results, and this share of them, come before the jump.
+#: At least this many results, and this share of all, must come before the jump.
 _FEWEST_GOOD, _SHARE_GOOD = 4, 0.25
 
 
@@ -95,25 +95,26 @@ def diverged(losses: FloatArray) -> NDArray[np.bool_]:
     return np.zeros(len(losses), dtype=bool)
 
 
-#: A place is safe where the modelled label (0 for a result, 1 for a failure) is below the first with enough
-#: probability; the second keeps the edge soft.
+#: A point is as safe as its modelled label (0 for a result, 1 for a failure) is probably below the first; the
+#: second softens the edge.
 _TOLERATED, _BLUR = 0.3, 0.05
-#: Variances of the label and of its noise. The label's deviation is its unit where length scales are learned.
+#: Variances of the label and of its noise. Length scales are learned from labels in units of its deviation.
 _SIGNAL, _NOISE = 0.25, 0.01
-#: Length scales begin at the first times the square root of the number of parameters; their logarithms have a
-#: normal prior of the second as deviation. Only they are learned. They shrink to no less than the third times
-#: that: a wall that is steep between two trials would make everything behind it unknown.
+#: Only length scales are learned. They start at the first value times the square root of the number of
+#: parameters; their logarithms have a normal prior with the second as standard deviation. They shrink to no
+#: less than the third times their start: a wall steep between two trials would make all behind it unknown.
 _LENGTH, _LENGTH_STD, _LEAST_LENGTH = 0.5, 0.7, 0.7
-#: So many results and as many failures, evenly over time, are learned from: a suggestion has little time.
+#: At most this many results and as many failures, spread evenly over time, are fitted, in at most this many
+#: steps: a suggestion has little time.
 _LEARNED_FROM, _STEPS = 50, 30
-#: The probability counts to this power: a failed trial costs more than its place in the budget.
+#: The probability is raised to this power: a failed trial costs more than its place in the budget.
 _CAUTION = 3.0
 
 
 class FailureModel:
     """The probability that a trial does not fail.
 
-    `scored` and `failed` have the shape (points, features), `groups` names the parameter of each feature.
+    `scored` and `failed` have the shape (points, features), `groups` the index of each feature's parameter.
     """
 
     def __init__(self, scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -> None:
@@ -125,7 +126,7 @@ class FailureModel:
         self._process = Conditioned(features, labels[:, None], noise, covariance, mean=float(labels.mean()))
 
     def __call__(self, features: FloatArray) -> FloatArray:
-        """Return the logarithm of the probability of not failing, shape (queries,)."""
+        """Return the logarithm of the probability of not failing, times `_CAUTION`, shape (queries,)."""
         means, stds = self._process.predict(features)
         return _CAUTION * log_ndtr((_TOLERATED - means[:, 0]) / np.sqrt(stds**2 + _BLUR**2))
 
@@ -149,7 +150,7 @@ def _lengths(scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -
         np.concatenate([scored, failed]),
         (labels - labels.mean()) / unit,
         groups,
-        # The signal is kept.
+        # A narrow prior fixes the signal.
         Priors(length_mean=math.log(_LENGTH), length_std=_LENGTH_STD, signal_std=1e-3),
         fixed_noise=noise,
     )

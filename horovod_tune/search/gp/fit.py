@@ -47,9 +47,9 @@ class MarginalLikelihood:
     """The negative log posterior of the hyperparameters' logarithms, and its gradient.
 
     The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise.
-    `features` has the shape (points, features), `targets`, standardised, (points,); `groups` names the
-    parameter of each feature. If `timed`, the last feature is the time of a report. `task`, shape (points,),
-    is an earlier task there, whose weight is integrated out (see `kernels`).
+    `features` has the shape (points, features), `targets`, standardised, (points,); `groups` has the index of
+    each feature's parameter. If `timed`, the last feature is the time of a report. `task`, shape (points,),
+    is an earlier task's mean at `features`, whose weight is integrated out (see `kernels`).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MarginalLikelihood:
         timed: bool = False,
         task: FloatArray | None = None,
     ) -> None:
-        #: What is added to the kernel's covariance and has no hyperparameters.
+        #: The part of the covariance that has no hyperparameters.
         self._fixed: FloatArray = np.zeros((len(features), len(features)))
         if timed:
             self._fixed += trend(features[:, -1], features[:, -1])
@@ -71,13 +71,13 @@ class MarginalLikelihood:
         self._targets, self._features, self._groups = targets, features, groups
         count = int(groups.max()) + 1 if len(groups) else 0
         priors = priors or Priors()
-        #: Adds up what belongs to one parameter, shape (features, parameters).
+        #: Sums features by parameter, shape (features, parameters).
         self._by_group = np.equal.outer(groups, np.arange(count)).astype(float)
         self._fixed_noise = fixed_noise
         # The length scales' mean grows with the square root of the number of parameters.
         growth = 0.5 * math.log(max(count, 1))
         self._count = count
-        #: Of the normal priors on the numbers of `theta`.
+        #: Means and standard deviations of the normal priors on `theta`.
         self.means = np.append(
             np.full(count, priors.length_mean + growth), [priors.signal_mean, priors.noise_mean]
         )
@@ -86,7 +86,7 @@ class MarginalLikelihood:
         self.bounds = [lengths] * count + [signal, noise]
 
     def starts(self) -> list[FloatArray]:
-        """Return four places to start from."""
+        """Return four starting points."""
         return [
             np.append(np.full(self._count, math.log(length)), [0.0, math.log(noise)])
             for length, noise in ((0.5, 1e-4), (2.0, 1e-2), (0.1, 1e-2), (8.0, 1e-1))
@@ -107,7 +107,7 @@ class MarginalLikelihood:
         covariance = h.signal * matern52(squared)
         covariance += self._fixed
         covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
-        # The transpose of a symmetric matrix, in the order of memory that LAPACK needs no copy of.
+        # The transpose of a symmetric matrix is equal and in LAPACK's memory order, so it is not copied.
         factor, failed = dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
         return h, scaled, squared, None if failed else factor
 
@@ -160,10 +160,7 @@ class MarginalLikelihood:
 def fit(
     objective: MarginalLikelihood, starts: Sequence[FloatArray], iterations: int
 ) -> tuple[FloatArray, float]:
-    """Return the MAP estimate that is the best of those reached from `starts`, and its log posterior density.
-
-    Constants are left out of the density.
-    """
+    """Return the best MAP estimate reached from `starts`, and its log posterior density up to a constant."""
     found = [
         minimize(
             objective,
@@ -181,7 +178,7 @@ def fit(
 
 #: Steps of the chain from one draw to the next.
 _STEPS = 3
-#: A step that has found nothing after so many tries keeps its position: the likelihood is too narrow there.
+#: A step that finds nothing in this many tries keeps its position: the likelihood is too narrow there.
 _TRIES = 30
 
 

@@ -17,7 +17,7 @@ from horovod_tune.search.gp.output_scales import Scale, scales
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How the Gaussian process is built; the defaults are what the benchmark chose."""
+    """Settings of the Gaussian process; the defaults were chosen by a benchmark."""
 
     #: The noise's variance; None to estimate it.
     fixed_noise: float | None = None
@@ -26,8 +26,8 @@ class ModelOptions:
     process_points: int = 500
     #: How far below the median, in units of median to best, targets are taken as they are.
     linear_depth: float = 3.0
-    #: The warped scales that are tried besides the results' own; not for acquisition functions
-    #: that have a number on the objective's scale. `fixed_noise` has one too: none are tried.
+    #: The warped scales that are tried besides the results' own. None are tried with `fixed_noise`, or for
+    #: acquisition functions that have a number on the objective's scale.
     softnesses: tuple[float, ...] = ()
 
 
@@ -46,7 +46,7 @@ _FIT_POINTS = 150
 
 
 class FitState(NamedTuple):
-    """What a later fit starts from, and a saved search keeps: JSON values."""
+    """The start of a later fit, saved with the search: JSON values."""
 
     theta: list[float]
     #: The number of the scale that the results were on.
@@ -61,9 +61,9 @@ class FitState(NamedTuple):
 
 #: What the logarithm of the posterior density must gain for axes over powers of ten to be linear.
 _LINEAR_LEAD = 1.0
-#: To so few results a fit always starts from scratch; reports of curves come several for each decision.
+#: Fits to at most this many results, or reports of curves (several come per decision), start from scratch.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
-#: Otherwise it does when there are this many times the results of the last one that did.
+#: Larger ones do if there are this many times as many results as at the last fit from scratch.
 _FRESH_GROWTH = 1.25
 #: Steps of a fit that continues an earlier one: to compare the scales, and on the scale that is used.
 _WARM_STEPS, _WARM_STEPS_BEST = 2, 6
@@ -72,11 +72,11 @@ _FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
 
 
 class FittedModel:
-    """The covariance and scaling that a set of results gives; points in flight do not change them.
+    """The covariance and scaling fitted to a set of results; points in flight do not change them.
 
-    `powers`, one entry a parameter, are those of axes over powers of ten (see `SearchSpace`). `earlier` is
-    the state of a fit to fewer results; if it has the same results, nothing is fitted. If `timed`, the
-    results are reports, and the last feature is their time. `task` is an earlier experiment's model of it.
+    `powers`, one entry per parameter, are those of axes over powers of ten (see `SearchSpace`). `earlier` is
+    the state of an earlier fit, which is used as it is if the results are the same. If `timed`, the results
+    are reports, and the last feature is their time. `task` is the posterior mean of an earlier experiment.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FittedModel:
         timed: bool = False,
         task: Task | None = None,
     ) -> None:
-        #: Which of the results that were given these are.
+        #: The indices of the results that the model keeps.
         self.kept = thin(targets, options.process_points)
         self.features = features[self.kept]
         self._groups, self._options, self._timed, self._task = groups, options, timed, task
@@ -174,9 +174,7 @@ class FittedModel:
         return MaternCovariance(hyperparameters, self._groups, self._timed, powers, self._task)
 
     def drawn(self, number: int, seed: int) -> list[FittedModel]:
-        """Return models of the same results: this one, and others whose hyperparameters are drawn from
-        their posterior, `number` in all.
-        """
+        """Return this model and others with hyperparameters drawn from their posterior, `number` in all."""
         found = [self]
         if number > 1:
             likelihood = self._likelihood(self.targets, self.state.linear)

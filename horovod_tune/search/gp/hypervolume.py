@@ -1,4 +1,4 @@
-"""The acquisition for several metrics: the expected gain of the front's hypervolume."""
+"""The acquisition for several metrics: the expected gain in the front's hypervolume."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from horovod_tune.search.gp.posterior import PosteriorDraws
 _PAIRS = 16
 #: The reference is this share of the front's range below its worst values.
 _BELOW = 0.1
-#: Gains are smoothed over this share of what the front dominates along a direction, to be climbed from afar.
+#: Gains are smoothed over this share of what the front dominates along a direction: they can be climbed then.
 _SMOOTHING = 1e-3
 
 
 class HypervolumeGain:
     r"""The logarithm of the expected hypervolume improvement over a front, for independent metrics.
 
-    The hypervolume that points dominate up to a reference r is, up to a constant, the mean over directions
-    :math:`\lambda` of the unit sphere's positive part of :math:`\max_y (\min_m (y_m - r_m)/\lambda_m)^M`
-    (Golovin and Zhang, 2020, lemma 5), so its gain at a point is the mean, over directions and over the
-    metrics' joint draws there, of how far the point's own value exceeds that maximum. Works for any number of
-    metrics and of points in flight. All metrics are maximised here.
+    The hypervolume that points dominate above a reference r is, up to a constant, the mean of
+    :math:`\max_y (\min_m (y_m - r_m)/\lambda_m)^M` over directions :math:`\lambda` on the unit sphere's
+    positive part (Golovin and Zhang, 2020, lemma 5), so its gain at a point is the mean, over directions and
+    the metrics' joint draws there, of how far the point's own value exceeds that maximum. Works for any
+    number of metrics and of points in flight. All metrics are maximised here.
 
     `drawn` has a posterior for each metric, on the same points; `allowed`, shape (points,), selects those
-    that may belong to the front, at least one. The reference is below the worst value of each metric on the
-    front, the one that is expected among `pool`, shape (queries, features), included: a front that is known
-    in part is also to grow at its ends.
+    that may belong to the front, at least one. The reference is below each metric's worst value on the front
+    of the results and of the values expected at `pool`, shape (queries, features): a partly known front must
+    also grow at its ends.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class HypervolumeGain:
         best, worst = front.max(axis=1), front.min(axis=1)
         span = np.where(best > worst, best - worst, np.maximum(mean.std(axis=1), 1e-6))
         self._reference = (worst - _BELOW * span)[:, None, None, None]
-        # Directions in units of the front's range: metrics count alike whatever theirs are.
+        # Directions in units of the front's range: metrics count alike whatever their own units.
         self._units = span[:, None, None, None]
         reached = self._along(values[:, allowed][..., None])  # (points, draws, pairs)
         self._reached = np.maximum(reached.max(axis=0), 0.0)

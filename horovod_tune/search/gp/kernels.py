@@ -11,7 +11,7 @@ An earlier experiment on other data is a prior of unknown weight: with :math:`m(
 on its own standardised scale, the new task is :math:`f(x) = w\,m(x) + d(x)` with :math:`w \sim N(0, 1)` and
 the process above as :math:`d`, so that :math:`m(x)\,m(x')` is added to the covariance (section 2.7, with one
 basis function). If the tasks are related, a few results determine :math:`w`; if not, it shrinks to 0, and
-the search continues as without earlier results.
+the search continues as if there were no earlier results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.floating[Any]]
-#: The posterior mean of an earlier experiment at features, shape (points, features): shape (points,).
+#: Maps features, shape (points, features), to the posterior mean of an earlier experiment, shape (points,).
 Task = Callable[[FloatArray], FloatArray]
 
 SQRT5 = math.sqrt(5.0)
@@ -76,22 +76,22 @@ def linear(features: FloatArray, powers: FloatArray) -> FloatArray:
     return np.where(powers > 0, np.expm1(powers * features) / growth, features)
 
 
-#: Variance and length scale of the course that all learning curves share, for standardised results.
+#: Variance and length scale of the trend that all learning curves share, for standardised results.
 _TREND_VARIANCE, _TREND_LENGTH = 4.0, 0.5
 
 
 def trend(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Return the covariance of the course that all learning curves share, at times of shape (points,)."""
+    """Return the covariance of the trend that all learning curves share, at times of shape (points,)."""
     difference = (left[:, None] - right[None, :]) / _TREND_LENGTH
     return _TREND_VARIANCE * np.exp(-0.5 * np.square(difference))
 
 
 class MaternCovariance:
-    """The covariance of the noise-free objective; `groups` names the parameter that each feature belongs to.
+    """The covariance of the noise-free objective; `groups` has the index of each feature's parameter.
 
-    Where `timed`, the last feature is the time of a report, and the `trend` is added: then what is learned
-    about one configuration from its curve is how it differs from the others'. With `powers`, one entry a
-    parameter, the axes that have one are `linear`. `task` is the shape of an earlier task.
+    If `timed`, the last feature is the time of a report, and the `trend` is added: the model of one
+    configuration's curve then learns how it differs from the others. With `powers`, one entry per parameter,
+    axes with a power above 0 are made `linear`. `task` is the posterior mean of an earlier task.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class MaternCovariance:
         self._powers = None if powers is None else powers[groups]
         self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
-        #: The points of the latest call, what is computed of only them: a climb repeats them.
+        #: The right points of the latest call, prepared: consecutive calls of a climb repeat them.
         self._latest: tuple[FloatArray, FloatArray, FloatArray | None] | None = None
 
     def _prepared(self, points: FloatArray) -> tuple[FloatArray, FloatArray | None]:
-        """Return points on their scaled axes, and the earlier task there."""
+        """Return points on their scaled axes, and the earlier task's mean there."""
         axes = points if self._powers is None else linear(points, self._powers)
         return axes * self._scale, None if self._task is None else self._task(points)
 

@@ -23,8 +23,8 @@ from horovod_tune.search.gp.kernels import FloatArray
 
 #: The softnesses that are tried besides the results' own scale, if the acquisition function allows it.
 SOFTNESSES = (1.0, 0.1)
-#: The lead that a scale needs: this times log10(10 / softness) is taken from its log posterior. Without it
-#: warped scales win by chance, which costs most where results are noisy.
+#: The lead that a scale needs: this times log10(10 / softness) is subtracted from its log posterior. Without
+#: it warped scales win by chance, which costs most if results are noisy.
 _PENALTY = 2.0
 
 
@@ -32,7 +32,7 @@ _PENALTY = 2.0
 class Scale:
     """Results on one scale: `targets` have mean 0 and deviation 1, and are `(t - offset) / deviation`.
 
-    `log_slopes` are the logarithms of the slopes of `targets` by the results, both of shape (points,).
+    `log_slopes` are the log derivatives of `targets` with respect to the results; both have shape (points,).
     """
 
     targets: FloatArray
@@ -46,10 +46,9 @@ class Scale:
 def scales(results: FloatArray, depth: float, softnesses: Sequence[float]) -> Iterator[Scale]:
     """Yield `results`, shape (points,), larger being better, on their own scale and on the warped ones.
 
-    On their own scale, what is more than `depth` times the distance from the median to the best below the
-    median grows only logarithmically from there on, so that a few outliers do not flatten the rest. No others
-    are yielded where half of the results or more are equally good and best, so that there is no unit to
-    measure distances in.
+    On their own scale, results below the median by more than `depth` times the distance from the median to
+    the best are compressed logarithmically, so that a few outliers do not flatten the rest. There is no other
+    scale if at least half of the results equal the best, since distances then have no unit.
 
     >>> own, *_ = scales(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), 3.0, ())
     >>> (own.targets * own.deviation + own.offset).round(2).tolist()

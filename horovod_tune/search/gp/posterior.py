@@ -19,16 +19,16 @@ from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
 
 _NOTHING = np.empty(0)
-#: Joint draws of what is in flight and what is noisy, and the most points that are drawn.
+#: The number of joint draws of results and points in flight, and the most points that are drawn jointly.
 DRAWS, _MOST_DRAWN = 16, 400
 
 
 class PosteriorDraws:
-    """Beliefs about one metric, as several equally probable processes that share their points.
+    """The posterior of one metric, as several equally probable processes that share their points.
 
     `pending`, shape (points, features), are the points in flight. Without `draw_results` observed results are
-    not drawn, only those in flight. The first `expected` of these are set to their expected values instead:
-    the best of many draws is far better than the best trial will be.
+    not drawn, only those in flight. The first `expected` points in flight get their expected values instead
+    of draws: the best of many draws is far better than the best trial will be.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PosteriorDraws:
             targets = results[:, None]
         noise = np.concatenate([noise, np.full(len(pending), 1e-6 if len(noise) == 0 else noise.min())])
         self.process = Conditioned(points, targets, noise, model.covariance, mean=known.mean)
-        #: The metric without noise at the results and at what is in flight, shape (points, draws).
+        #: The metric without noise at the results and at the points in flight, shape (points, draws).
         self.values = targets if draw_results and targets.shape[1] > 1 else self.process.predict(points)[0]
 
 
@@ -73,12 +73,12 @@ def _draws(known: Conditioned, points: FloatArray, seed: int) -> FloatArray:
 
 
 class Posterior:
-    """An acquisition function over the model space, knowing the points in flight and the failures.
+    """An acquisition function over the model space, given the points in flight and the failures.
 
-    `pending` has the shape (points, features). `context` are features that every query shares, after its own:
-    the time at which learning curves are compared. `draw_results` and `expected` as `PosteriorDraws` has
-    them. The value to beat is the best of `rivals`, shape (points, features and context); if None, of the
-    model's own points and those in flight. `allowed` selects at least one that counts; None selects all.
+    `pending` has the shape (points, features). `context` has the features that follow each query's own: the
+    time at which learning curves are compared. `draw_results` and `expected` are those of `PosteriorDraws`.
+    The value to beat is the best of `rivals`, shape (points, features and context); if None, of the model's
+    own points and those in flight. `allowed` selects the ones that count, at least one; None selects all.
     """
 
     def __init__(
@@ -114,9 +114,8 @@ class Posterior:
         stds = np.broadcast_to(stds[:, None], means.shape)
         log_safe = 0.0 if self._safety is None else self._safety(features)
         scale, offset = self._model.scale, self._model.offset
-        # Expectations and probabilities are multiplied by the probability that the trial does not fail and
-        # keeps the limits, their logarithms get its logarithm added, and so do bounds, in the objective's
-        # unit.
+        # Expectations and probabilities are multiplied by the probability that the trial is feasible. To
+        # their logarithms, and to confidence bounds in the objective's unit, its logarithm is added.
         if isinstance(self._acquisition, LogExpectedImprovement):
             # Invariant under a change of units, apart from a constant.
             self._acquisition.y_max = self.incumbents
@@ -130,9 +129,9 @@ class Posterior:
 
 
 class AveragedAcquisition:
-    """The logarithm of the mean of what several posteriors expect, whose values are logarithms.
+    """The logarithm of the mean of several posteriors' acquisitions, which are logarithms themselves.
 
-    They share the results, the points in flight and the scale.
+    The posteriors share the results, the points in flight and the scale.
     """
 
     def __init__(self, posteriors: Sequence[Posterior]) -> None:

@@ -15,21 +15,21 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 #: A grid with more values than this is optimised by gradients like a continuous parameter, and the result is
 #: rounded to the grid.
 MAX_STEPPED_VALUES = 16
-#: Points all over the space that are evaluated, and climbs from the best of them. Each costs the square of
-#: the model's rows; if there are many, the best results are near the optimum already.
+#: The numbers of points evaluated all over the space and of climbs from the best of them. Each evaluation
+#: costs the square of the model's rows; with many rows, the best results are near the optimum already.
 _FEW_ROWS, _MANY_ROWS = (1024, 4), (384, 2)
-#: The step of a slope, in coordinates that have the range 0 to 1.
+#: The step of finite differences, in coordinates from 0 to 1.
 _STEP = 1e-5
 
 
 class Acquisition(Protocol):
     """How much a point is worth: larger is better."""
 
-    #: Results and points in flight that it knows; each query costs the square of it.
+    #: The number of results and points in flight in its model; each query costs the square of it.
     rows: int
 
     def __call__(self, features: FloatArray) -> FloatArray:
-        """Return it at `features`, shape (queries, features): shape (queries,)."""
+        """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
 
 
 def propose(
@@ -119,7 +119,7 @@ def _climb_smooth(
     acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
 ) -> tuple[FloatArray, float]:
     columns = [space.feature_column(i) for i in smooth]
-    # Central differences, all in one call: it is hardly slower for many points than for one.
+    # Central differences, all in one call: a call is hardly slower for many points than for one.
     steps = _STEP * np.eye(len(smooth))
     around = np.concatenate([np.zeros((1, len(smooth))), steps, -steps])
     queries = np.repeat(space.features(point[None, :]), len(around), axis=0)

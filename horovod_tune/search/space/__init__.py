@@ -1,1 +1,1 @@
-"""Tune's domains and the model's space, and the way between them."""
+"""Translation between Tune's domains and the model's space."""

@@ -1,4 +1,4 @@
-"""Hyperparameters with the options of a `tune.choice` as values, as the model sees them.
+"""The model's parameters whose values are the options of a `tune.choice`.
 
 Values, coordinates and quantiles are those of `dimensions`.
 """
@@ -17,11 +17,11 @@ from horovod_tune.search.space.dimensions import FloatArray, FloatRange, Grid
 
 
 class Choice:
-    """A choice among values of any kind, which need not be hashable; one that is repeated is likelier.
+    """A choice among values of any kind, which need not be hashable; a repeated one is drawn more often.
 
-    At least three different numbers `is_ordered`: their distances are those of the values or of their
-    logarithms, whichever spaces them more evenly; where neither does, those of their ranks. Other values, and
-    all with `ordered=False`, are categories: the coordinate of one is its index.
+    At least three different numbers are ordered: their distances are those of the values or of their
+    logarithms, whichever are spaced more evenly, or those of their ranks if both are uneven. Other values,
+    and all values with `ordered=False`, are categories, whose coordinates are their indices.
 
     >>> act = Choice(["relu", None, {"leak": 0.1}])
     >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)
@@ -37,7 +37,7 @@ class Choice:
         self.is_ordered = ordered and _are_numbers(values)
         self._given = sorted(values) if self.is_ordered else list(values)
         self._values: list[Any] = []
-        # Positions of the hashable values: a linear search takes long if there are many.
+        # Positions of the plain values: a linear search takes long if there are many.
         self._places: dict[tuple[type, Any], int] = {}
         counts: list[int] = []
         for value in self._given:
@@ -65,7 +65,7 @@ class Choice:
             place = self._places.get((type(value), value))
             if place is not None or strict:
                 return place
-        # Type first: 1, 1.0 and True are equal to Python and may all be among the values.
+        # Type first: 1, 1.0 and True are equal in Python and may all be among the values.
         for same_type in (True,) if strict else (True, False):
             for index, candidate in enumerate(self._values):
                 if same_type and type(candidate) is not type(value):
@@ -99,7 +99,7 @@ class Choice:
         return self._coordinates
 
     def why_invalid(self, value: Any) -> str | None:
-        """Return why `value` is not allowed; None if it is."""
+        """Return the reason why `value` is not allowed, or None."""
         if self._find(value) is not None:
             return None
         return f"must be one of {readable(self._given)}, got {value!r}"
@@ -125,7 +125,7 @@ def _unevenness(scale: FloatArray) -> float:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True if a value equals exactly those of its type that have its hash."""
+    """Return True if a value can be looked up by its type and hash."""
     return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
 
 
@@ -137,7 +137,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 class _Readable(reprlib.Repr):
-    """Shows domains as their bounds, and of many options the first ones."""
+    """Shows domains by their bounds, and only the first of many options."""
 
     def __init__(self) -> None:
         super().__init__()

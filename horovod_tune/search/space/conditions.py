@@ -1,8 +1,8 @@
 """Parameters that exist under a condition: domains inside the options of a `tune.choice`, to any depth.
 
 `tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}])` at `opt` has two nodes: the
-choice, `opt`, and `opt[0]/momentum`, which exists where the first option is chosen. In a configuration it
-is at `opt/momentum`.
+choice, `opt`, and `opt[0]/momentum`, which exists if the first option is chosen. In a configuration the
+latter is at `opt/momentum`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The same with the options that it belongs to: `opt[0]/momentum`."""
+        """`shown` with the options that it belongs to: `opt[0]/momentum`."""
         parts = [str(part) for part in self.path]
         for choice, option in self.conditions:
             parts[len(choice.path) - 1] += f"[{option}]"
         return "/".join(parts)
 
     def is_chosen(self, chosen: Mapping[int, int]) -> bool:
-        """Return True if it exists when `chosen`, by the identity of a choice, is the chosen option."""
+        """Return True if it exists under `chosen`, which maps the id of a choice to its chosen option."""
         return all(chosen.get(id(choice), 0) == option for choice, option in self.conditions)
 
 

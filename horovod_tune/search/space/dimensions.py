@@ -1,11 +1,11 @@
-"""Hyperparameters with numbers as values, as the model sees them: which exist, and the coordinate of each.
+"""The model's parameters with numbers as values: which values exist, and the coordinate of each.
 
 A `FloatRange` is continuous; a `Grid` is a finite, ordered set of evenly spaced numbers (integers and
-quantised values). With the `Choice` they are all the kinds that there are. Each translates between
+quantised values). Together with `Choice`, these are all kinds of parameters. Each translates between
 
-* a *value*: what the training function gets,
-* a *coordinate*: a float in [0, 1] on the scale the model works in (the log for log domains); for
-  categories the index of the category,
+* a *value*, which the training function receives,
+* a *coordinate*: a float in [0, 1] on the model's scale (the log for log domains); for categories the index
+  of the category,
 * a *quantile*: a float in [0, 1) from which the domain's own distribution is drawn.
 
 All array arguments and results are one-dimensional and of equal length.
@@ -21,8 +21,8 @@ import numpy as np
 
 from horovod_tune.search.gp.kernels import FloatArray, linear
 
-#: A linear range from a positive number to so many times as much is taken for one over powers of ten. A lower
-#: smaller end counts as 0.
+#: A linear range counts as one over powers of ten if its upper end is from the first to the second number
+#: times its positive lower end. Beyond the second, the lower end counts as 0.
 FEWEST_TIMES, MOST_TIMES = 1e3, 1e8
 
 
@@ -47,9 +47,9 @@ class FloatRange:
     def __init__(self, lower: float, upper: float, log: bool = False) -> None:
         self.lower, self.upper = float(lower), float(upper)
         times = self.upper / self.lower if self.lower > 0 else 0.0
-        # 0.3 over 3e-4 is a little less than 1000.
+        # 0.3 over 3e-4 is a little less than 1000 in floats.
         spans_powers = not log and FEWEST_TIMES * (1 - 1e-9) <= times <= MOST_TIMES * (1 + 1e-9)
-        #: Of a linear range that is on a log scale: the logarithm of the upper end over the lower; else 0.
+        #: For a linear range on a log scale, the logarithm of the upper end over the lower one; otherwise 0.
         self.powers = math.log(times) if spans_powers else 0.0
         self.log = log or spans_powers
         self._low, self._high = (
@@ -73,8 +73,8 @@ class FloatRange:
         if not self.powers:
             return quantiles
         steps = np.linspace(0.0, 1.0, 1025)
-        as_it_says = linear(steps, np.full(1, self.powers))
-        return np.interp(quantiles, (steps + as_it_says) / 2.0, steps)
+        on_linear = linear(steps, np.full(1, self.powers))
+        return np.interp(quantiles, (steps + on_linear) / 2.0, steps)
 
     def neighbours(self, coordinate: float) -> FloatArray:
         return np.empty(0)
@@ -83,7 +83,7 @@ class FloatRange:
         raise ValueError("a continuous parameter has no list of values")
 
     def why_invalid(self, value: Any) -> str | None:
-        """Return why `value` is not allowed; None if it is."""
+        """Return the reason why `value` is not allowed, or None."""
         return _why_outside(value, self.lower, self.upper)
 
     def describe(self) -> str:
@@ -91,7 +91,7 @@ class FloatRange:
         return f"float[{self.lower!r}, {self.upper!r}{scale}]"
 
 
-# Up to here each integer is a float of its own.
+# Up to here, floats represent every integer exactly.
 _EXACT = 2**53
 
 
@@ -112,8 +112,8 @@ class Grid:
     def __init__(self, first: int, last: int, step: float = 1, log: bool = False) -> None:
         self.first, self.last, self.step, self.log = int(first), int(last), step, log
         self.cardinality: float = self.last - self.first + 1
-        # Floats cannot distinguish neighbours there, so a narrow grid's are counted from its first; over so
-        # little a log scale is a linear one.
+        # Beyond `_EXACT`, floats cannot distinguish neighbours, so a narrow grid is counted from its first
+        # value; over so narrow a range a log scale is nearly linear.
         is_far = max(abs(self.first), abs(self.last)) > _EXACT and self.cardinality < _EXACT
         self._base = self.first if is_far and (not log or self.cardinality < self.first * 1e-6) else 0
         self._in_log = log and not self._base
@@ -163,7 +163,7 @@ class Grid:
         return self._coordinate(self._index(positions))
 
     def neighbours(self, coordinate: float) -> FloatArray:
-        """Return the coordinates a local search may step to: all of a small grid, near ones of a large."""
+        """Return coordinates for steps of a local search: all others; in a large grid, those 2**k away."""
         here = self._index(self._low + np.asarray([coordinate]) * (self._high - self._low))[0]
         if self.cardinality <= 24:
             k = np.arange(self._k_low, self._k_high + 1, dtype=float)
@@ -173,7 +173,7 @@ class Grid:
         return self._coordinate(np.unique(k[k != here]))
 
     def why_invalid(self, value: Any) -> str | None:
-        """Return why `value` is not allowed; None if it is."""
+        """Return the reason why `value` is not allowed, or None."""
         problem = _why_outside(value, self._value(self.first), self._value(self.last))
         if problem is None and not math.isclose(value / self.step, round(value / self.step), abs_tol=1e-9):
             return f"must be a multiple of {self.step}, got {value!r}"

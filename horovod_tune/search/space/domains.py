@@ -42,9 +42,9 @@ def value_at(config: Any, path: Path, default: Any) -> Any:
 
 
 def put_at(spec: Any, path: Path, value: Any) -> Any:
-    """Return `spec` with `value` at `path`; changed in place where it can be.
+    """Return `spec` with `value` at `path`; changed in place if possible.
 
-    Ray's `assign_value` does not take a tuple within a tuple.
+    Ray's `assign_value` does not accept a tuple within a tuple.
 
     >>> put_at({"a": [1, ((2, 3),)]}, ("a", 1, 0, 0), 7)
     {'a': [1, ((7, 3),)]}
@@ -58,12 +58,12 @@ def put_at(spec: Any, path: Path, value: Any) -> Any:
 
 
 def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Tune space for what a user gives: a Tune space, `pbounds`, or one with some of both.
+    """Return the Tune space for a Tune space, `pbounds`, or a mixture of both.
 
     In bayesian-optimization's own `pbounds`, `(low, high)` and `(low, high, float)` are floats, `(low, high,
-    int)` integers with both bounds included, any other sequence categories; its parameter objects are taken
-    too. A `/` in a name nests. Besides Tune domains, only ranges and these objects are bounds; every other
-    value is a constant.
+    int)` integers with both bounds included, any other sequence categories; its parameter objects are
+    accepted too. A `/` in a name nests. Next to Tune domains, only ranges and these objects are bounds; every
+    other value is a constant.
 
     >>> sorted(from_mixed({"x": (0, 1), "model/depth": (2, 8, int)}))
     ['model', 'x']
@@ -103,7 +103,7 @@ def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:
         for parent in parents:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
-                raise SpaceError(f"'{name}' lies below '{parent}', which is not a dictionary")
+                raise SpaceError(f"'{name}' is below '{parent}', which is not a dictionary")
         if isinstance(value, Mapping) and isinstance(place.get(key), dict):
             place[key] |= value
         else:
@@ -145,7 +145,7 @@ def _domain_of_bounds(name: str, bounds: Any) -> Domain:
 def parameter_of(name: str, domain: Domain) -> Parameter | None:
     """Return the modelled parameter for a Tune domain; None if it is sampled outside the model.
 
-    Bounds are Tune's: an integer's upper bound is left out, unless it is quantised with q > 1.
+    Bounds are Tune's: an integer's upper bound is exclusive, unless it is quantised with q > 1.
     """
     sampler = domain.get_sampler()
     step: float = 1
@@ -154,12 +154,12 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
         step, sampler = sampler.q, sampler.get_sampler()
     if isinstance(domain, Categorical):
         if not domain.categories:
-            raise SpaceError(f"'{name}' is a choice among nothing; give it at least one value")
+            raise SpaceError(f"'{name}' must be a choice of at least one value, got none")
         return Choice(domain.categories)
     if not isinstance(domain, (Float, Integer)) or isinstance(sampler, Normal):
         return None
     lower, upper = domain.lower, domain.upper
-    if isinstance(lower, str) or isinstance(upper, str):  # tune.randint takes them
+    if isinstance(lower, str) or isinstance(upper, str):  # tune.randint accepts them
         raise SpaceError(f"'{name}' must have numbers as bounds, got {lower!r} and {upper!r}")
     if not (math.isfinite(lower) and math.isfinite(upper)) or lower > upper:
         raise SpaceError(f"'{name}' must have finite bounds in order, got {domain.domain_str}")
@@ -181,7 +181,7 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
 
 
 def _grid_ends(lower: float, upper: float, step: float) -> tuple[int, int]:
-    """Return the first and last k with `lower <= k * step <= upper`, forgiving rounding in the bounds."""
+    """Return the first and last k with `lower <= k * step <= upper`, allowing for rounding in the bounds."""
     if isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int):
         return -(-lower // step), upper // step  # exact where floats are not
     ends = []

@@ -36,12 +36,12 @@ def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: i
 
 
 class _Resolved(dict):
-    """A configuration as a `sample_from` function sees it: reading what is not sampled yet is detected."""
+    """The configuration for a `sample_from` function: reading a value that is not sampled yet raises."""
 
     def __getitem__(self, key: Any) -> Any:
         value = super().__getitem__(key)
         if isinstance(value, Domain):
-            raise RecursiveDependencyError(f"it depends on '{key}', which is not drawn yet")
+            raise RecursiveDependencyError(f"it depends on '{key}', which is not sampled yet")
         return _Resolved(value) if isinstance(value, dict) else value
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -59,7 +59,7 @@ class _Resolved(dict):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators that `sample_from` functions draw from, and put them back afterwards."""
+    """Seed the global generators that `sample_from` functions draw from, and restore them afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)

@@ -1,9 +1,9 @@
 """Translates a Tune search space, or bayesian-optimization's `pbounds`, to the model's space and back.
 
 A *point* is a tuple with one coordinate for each modelled parameter (see `dimensions`); many points are an
-array of shape (points, parameters). Parameters inside the options of a `tune.choice` exist where their
-option is chosen (see `conditions`); elsewhere they are inactive: their coordinate is 0 and the model does
-not see it. What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled separately whenever a
+array of shape (points, parameters). Parameters inside the options of a `tune.choice` exist only if their
+option is chosen (see `conditions`); otherwise they are inactive: their coordinate is 0, which the model
+ignores. What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled separately whenever a
 configuration is made.
 """
 
@@ -27,7 +27,7 @@ from horovod_tune.search.space.sampled import draw_sampled
 
 Point = tuple[float, ...]
 
-#: Where the model sees an inactive parameter: the same place for every point at which it is inactive.
+#: The feature of an inactive parameter: the same for every point at which it is inactive.
 _INACTIVE_FEATURE = 0.5
 
 
@@ -81,7 +81,7 @@ class SearchSpace:
 
     @property
     def size(self) -> float:
-        """The number of different points; infinite where a parameter is continuous."""
+        """The number of different points; infinite if a parameter is continuous."""
         return self._size([i for i, needs in enumerate(self._needs) if not needs])
 
     def _size(self, columns: list[int]) -> float:
@@ -111,7 +111,7 @@ class SearchSpace:
         return [node.name for node in self.nodes]
 
     def describe(self) -> dict[str, str]:
-        """Return a description of every modelled parameter, by which saved searches are recognised."""
+        """Return a description of every modelled parameter, to compare with that of a saved search."""
         return {node.name: column.describe() for node, column in zip(self.nodes, self.columns, strict=True)}
 
     def active(self, points: FloatArray) -> NDArray[np.bool_]:
@@ -241,7 +241,7 @@ class SearchSpace:
                 raise SpaceError(f"'{node.shown}' {problem}")
             coordinates[index] = column.to_coordinate(value)
             if isinstance(column, FloatRange):
-                # The way over a coordinate may change its last bits; the trial must run with the exact value.
+                # Converting to a coordinate and back may change the last bits; the trial must get `value`.
                 given[node.path] = float(value)
         return coordinates, given, missing
 

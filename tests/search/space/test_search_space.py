@@ -166,7 +166,7 @@ def test_grid_search_is_refused_with_the_cure() -> None:
 @pytest.mark.parametrize(
     ("domain", "message"),
     [
-        (tune.choice([]), "'p' is a choice among nothing"),
+        (tune.choice([]), "'p' must be a choice of at least one value"),
         (tune.randint(3, 3), "'p' has no value"),
         (tune.qrandint(9, 15, 8), "'p' has no value"),
         (tune.randint("1", 9), "'p' must have numbers as bounds, got '1' and 9"),

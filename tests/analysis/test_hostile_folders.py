@@ -73,7 +73,7 @@ def test_what_is_deep_is_cut_off():
     within.append({"deep": within})
     cut: list[str] = []
     assert len(str(plain(within, cut))) < 500
-    assert cut == ["nested more than 32 deep"]
+    assert cut == ["data nested more than 32 deep"]
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b"1" * 5000, b"{", b"\xff"])

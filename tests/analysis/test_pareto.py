@@ -100,7 +100,7 @@ def test_with_scope_all_every_report_counts():
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"accuracy": "max"}, "metrics must have two or more"),
+        ({"accuracy": "max"}, "metrics must name at least two"),
         ({"accuracy": "max", "loss": "low"}, "the mode of 'loss' must be"),
         (
             {"accuracy": "max", "size": "min"},
@@ -201,7 +201,7 @@ def test_the_front_can_be_drawn():
     front = analysis.pareto_front(AIMS)
     assert len(figure.data[-1].x) == int(front.on_front.sum())
     assert figure.layout.xaxis.title.text == "accuracy (higher is better)"
-    with pytest.raises(ValueError, match="a picture has two metrics, got 3"):
+    with pytest.raises(ValueError, match="metrics must name two to be drawn, got 3"):
         plots.pareto_front(analysis, AIMS | {"loss": "min"})
 
 
@@ -223,5 +223,5 @@ def test_an_experiment_that_looked_for_a_front_says_where_it_is():
     analysis = with_latency(5)
     record = replace(analysis.record, metric=None, mode=None, front=AIMS)
     several = Analysis(record, analysis.folder, metric=None, mode=None)
-    with pytest.raises(ValueError, match=r"\(accuracy and latency_ms\), see pareto_front\(\)"):
+    with pytest.raises(ValueError, match=r"\(accuracy and latency_ms; see pareto_front\(\)\)"):
         several.best_config  # noqa: B018

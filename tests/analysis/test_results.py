@@ -55,7 +55,7 @@ def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
         _ = analyze(experiments / "no_metric").best_config
     analysis = analyze(experiments / "no_metric", metric="deep/loss", mode="max")
     assert analysis.best_value == analysis.best_result["deep"]["loss"]
-    with pytest.raises(ValueError, match="records metric 'loss', and not the mode of 'accuracy': pass"):
+    with pytest.raises(ValueError, match="records metric 'loss', but not the mode of 'accuracy': pass"):
         _ = analyze(experiments / "distributed", metric="accuracy").best_config
 
 
@@ -129,7 +129,7 @@ def test_what_is_no_experiment_is_refused(tmp_path):
 
 
 def test_a_folder_of_experiments_names_them(experiments):
-    with pytest.raises(ValueError, match="it holds experiments of its own: asha, distributed"):
+    with pytest.raises(ValueError, match="it contains experiments: asha, distributed"):
         analyze(experiments)
 
 

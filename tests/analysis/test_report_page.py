@@ -122,7 +122,7 @@ def test_failures_are_grouped_with_their_tracebacks(experiments):
     assert sum(map(int, counted)) == len(made_experiment(400).errors())
 
 
-def test_facts_say_what_is_known_and_what_is_not(experiments):
+def test_the_summary_has_what_is_recorded_and_what_is_not(experiments):
     known = dict(run_summary(analyze(experiments / "distributed")))
     assert known["Ranks per trial"] == "2"
     assert known["Resources per trial"] == "2 CPU"
@@ -164,7 +164,7 @@ def test_five_thousand_trials_make_a_page_of_twelve_megabytes_at_most():
 
 
 def test_the_noise_scale_that_large_batch_reports_is_drawn_like_any_metric():
-    """As long as the gradient cannot be told from noise it is infinite."""
+    """It is infinite while the gradient cannot be distinguished from noise."""
     made = made_experiment(3, asha=False)
     scales = [math.inf, math.inf, *(30.0 * number for number in range(1, 26))]
     told = [

@@ -192,7 +192,7 @@ def test_patches_are_those_that_the_build_needs(
 
 
 def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
-    # Kept wheels and installed ones are told apart by the level. Changed a patch? Raise it, unless what it
+    # Kept wheels and installed ones are distinguished by the level. Changed a patch? Raise it, unless what it
     # compiles to is the same as before (or did not compile), and put here what this test then finds. What a
     # patch says of itself is not compiled.
     every = {repr(hunk) for gpu in GPU_CHOICES for hunk in hunks_of((2, 13), gpu)}

@@ -63,7 +63,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Say which tests pytest-xdist runs in one process, put the longest files first."""
+    """Mark which tests pytest-xdist runs in one process, and put the longest files first."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "ray_session" in fixtures or any(name in fixtures for name in SHARED_FIXTURES):

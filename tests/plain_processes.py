@@ -1,4 +1,4 @@
-"""Processes with ordinals instead of torch_xla's: several ranks and hosts on real code, without a TPU."""
+"""Plain processes instead of torch_xla's: several ranks and hosts on real code, without a TPU."""
 
 from __future__ import annotations
 

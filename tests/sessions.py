@@ -107,7 +107,7 @@ def local_ray(num_cpus: int, **settings: Any) -> Iterator[Any]:
 def simulated_nodes(*nodes: dict[str, Any]) -> Iterator[Any]:
     """A Ray of several nodes on this machine, one for each of ``nodes``, which say what it has.
 
-    The driver's own node, the head, has no CPUs: trials land on the others alone.
+    The driver's own node, the head, has no CPUs: trials land only on the others.
     """
     import ray
     from ray.cluster_utils import Cluster

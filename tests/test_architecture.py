@@ -157,7 +157,7 @@ def test_the_package_and_the_help_of_its_command_load_nothing_heavy(program: str
     assert unloaded.isdisjoint(name.partition(".")[0] for name in loaded)
 
 
-def test_large_batch_knows_nothing_of_trials_or_ray() -> None:
+def test_large_batch_does_not_import_trials_or_ray() -> None:
     known = {"horovod_tune.errors", "horovod_tune.large_batch"}
     for path in sorted((PACKAGE / "large_batch").rglob("*.py")):
         for name in imports(path.read_text()):

@@ -1,4 +1,4 @@
-"""A search returns its results also where what we show, record or advise fails."""
+"""A search returns its results even if what we show, record or advise fails."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_what_is_as_expected_has_no_differences(same: str) -> None:
         (f"{HERE}:Engine.run uses gear brake", "does not use brake"),
     ],
 )
-def test_a_difference_is_told(changed: str, says: str) -> None:
+def test_a_difference_is_described(changed: str, says: str) -> None:
     assert says in difference(changed)
 
 
@@ -92,6 +92,6 @@ def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixt
     assert "ray.no_such" in record.getMessage() and "not (engine)" in record.getMessage()
 
 
-def test_a_patch_is_due_once_a_process() -> None:
+def test_a_patch_is_due_once_per_process() -> None:
     patch = Patch("engine", "it runs more slowly", f"{HERE}:Engine.run")
     assert [patch.is_due, patch.is_due, patch.fits] == [True, False, True]

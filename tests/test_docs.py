@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is so: programs run, names and arguments exist, commands parse."""
+"""What README.md and docs/ show is true: programs run, names and arguments exist, commands parse."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_program_of_the_documentation_runs(text: str, tmp_path: Path) -> None:
     )
     assert list(tmp_path.glob("ray_results/*/*/result.json"))
     if "resumed" in text or "first_epoch = state" in text:
-        assert ran.stdout.rstrip().endswith("4"), "the second attempt goes on from the checkpoint"
+        assert ran.stdout.rstrip().endswith("4"), "the second attempt continues from the checkpoint"
 
 
 def imported(tree: ast.AST) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def own_rays(text: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("text", list(searches()))
-def test_a_program_joins_no_ray_that_it_was_not_told_to(text: str) -> None:
-    """Where somebody else's Ray runs on the machine, Tune joins it unasked."""
+def test_a_program_joins_no_ray_that_it_does_not_name(text: str) -> None:
+    """If another user's Ray runs on the machine, Tune joins it by default."""
     own, joining = own_rays(text)
     assert own, "says nowhere ray.init('local')"
     assert not [call for call in joining if "args.address" not in call], "joins any Ray"
@@ -190,7 +190,7 @@ def test_make_targets_exist(page: Path) -> None:
     assert {word for words in named for word in words.split()} <= targets
 
 
-def test_the_map_of_the_house_has_every_folder_and_no_file_that_is_gone() -> None:
+def test_the_map_of_the_package_has_every_folder_and_no_file_that_is_gone() -> None:
     package, text = ROOT / "horovod_tune", (ROOT / "docs" / "how_it_works.md").read_text()
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     assert folders <= set(re.findall(r"`([a-z_]+)/`", text))

@@ -167,7 +167,7 @@ def test_asha_starts_with_the_given_point_and_stops_the_worse_ones(example: Any,
     assert (first["lr"], first["batch_size"]) == (0.1, 128)
     lengths = [len(epochs_of(trial)) for trial in analysis.trials]
     assert min(lengths) >= 2 and max(lengths) == 10, "the grace period, and a survivor"
-    assert min(lengths) < 10, "someone was stopped"
+    assert min(lengths) < 10, "a trial was stopped"
 
 
 def test_asha_ends_when_its_time_is_up(example: Any, tmp_path: Path) -> None:
@@ -223,17 +223,17 @@ def test_population_based_training_clones_the_strong(
     experiment = Path(analysis.experiment_path)
     log = experiment / "pbt_global.txt"
     perturbs = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" perturbs")]
-    # Once it was not there, on a busy machine: the scheduler's own words say whether nobody was cloned or
+    # Once it was not there, on a busy machine: the scheduler's own words show whether no trial was cloned or
     # the file was not stored.
     assert log.exists(), (perturbs[-1:], sorted(experiment.iterdir()), caplog.text)
     clonings = [json.loads(line) for line in log.read_text().splitlines()]
-    assert clonings, "nobody was cloned"
+    assert clonings, "no trial was cloned"
     for target, source, *_ in clonings:
         assert target != source
     # A clone continues at its donor's epoch: all have trained to the end, with the donors' weights.
     assert {epochs_of(trial)[-1] for trial in analysis.trials} == {3}
     exploited = {trial.trial_id for trial in analysis.trials if len(set(_rates(trial))) > 1}
-    assert exploited, "no trial went on with another learning rate"
+    assert exploited, "no trial continued with another learning rate"
 
 
 def _rates(trial: Any) -> list[float]:
@@ -253,7 +253,7 @@ def test_an_elastic_trial_shrinks_and_grows(example: Any, tmp_path: Path) -> Non
     analysis = example("elastic_digits").main(storage_path=str(tmp_path))
     assert_all_trained(analysis)
     sizes = [report["world_size"] for report in reports_of(analysis.trials[0])]
-    assert sizes[0] == 3 and 2 in sizes, "a rank was killed, and the trial went on without it"
+    assert sizes[0] == 3 and 2 in sizes, "a rank was killed, and the trial continued without it"
 
 
 def test_a_search_over_batch_rate_warm_up_and_optimiser(example: Any, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_search_over_batch_rate_warm_up_and_optimiser(example: Any, tmp_path: 
         assert trial.checkpoint is not None
 
 
-def test_the_best_trial_takes_the_places_of_those_that_asha_ends(example: Any, tmp_path: Path) -> None:
+def test_the_best_trial_takes_the_slots_of_those_that_asha_ends(example: Any, tmp_path: Path) -> None:
     analysis = example("noise_scale_digits").main(storage_path=str(tmp_path))
     assert_all_trained(analysis)
     sizes = {

@@ -1,4 +1,4 @@
-"""What docstrings show is so: every example in the package is run."""
+"""What docstrings show is true: every example in the package is run."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # What pip installed is looked at, not a checkout that whoever runs this has on the path.
+    # What pip installed is looked at, not a checkout that is on the path.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(part) for part in command]
     ran = subprocess.run(

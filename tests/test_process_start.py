@@ -1,4 +1,4 @@
-"""A process is known by its pid and its start, also where the wall clock is set while it runs."""
+"""A process is known by its pid and its start, even if the wall clock is set while it runs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def test_a_process_is_found_again_after_the_clock_was_set(
     process: subprocess.Popen[bytes], seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, booted = process_start(process.pid), psutil.boot_time()
-    # As the kernel does: the boot time that it tells is the wall clock less the time since the start.
+    # As the kernel does: the boot time that it reports is the wall clock less the time since the start.
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + seconds)
     assert psutil.Process(process.pid).create_time() - booted == pytest.approx(started + seconds)
     end_processes([(process.pid, started)])
     assert process.poll() is not None, "it was taken for another process"
 
 
-def test_a_process_that_has_the_pid_of_an_earlier_one_is_left_alone(process: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_has_the_pid_of_an_earlier_one_is_not_killed(process: subprocess.Popen[bytes]) -> None:
     end_processes([(process.pid, process_start(process.pid) - 60.0)])
     assert process.poll() is None
 
 
-def test_a_start_lies_between_that_of_the_host_and_now(process: subprocess.Popen[bytes]) -> None:
+def test_a_start_is_between_that_of_the_host_and_now(process: subprocess.Popen[bytes]) -> None:
     since_boot = time.time() - psutil.boot_time()
     assert since_boot - 60.0 < process_start(process.pid) < since_boot + 2.0

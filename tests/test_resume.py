@@ -43,7 +43,7 @@ def test_the_second_start_runs_only_what_had_not_ended(ray_session: Any, tmp_pat
 
 
 def test_the_end_of_a_search_is_recorded_in_its_storage(ray_session: Any, tmp_path: Path) -> None:
-    """Tune has copied the driver's folder for the last time when callbacks learn of the end."""
+    """Tune has copied the driver's folder for the last time when callbacks are called at the end."""
     ran = tmp_path / "ran"
     for fail in (True, False, False):  # the third time there is nothing left to run
         callback = ExperimentMetadata({"metric": "loss", "mode": "min"})

@@ -1,4 +1,4 @@
-"""What a user sees of a search: few lines, the cause of a failure first, and where to go from there."""
+"""What a user sees of a search: few lines, the cause of a failure first, and what to do next."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_metric_that_no_trial_reports_is_named_with_those_that_are_reported(
     assert re.search(r"^searching with \S+, 1 rank per trial: 1 node with \d+ CPUs", said)
 
 
-def test_the_warning_of_snapshots_comes_once_a_search(caplog):
+def test_the_warning_of_snapshots_comes_once_per_search(caplog):
     logger = logging.getLogger("ray.tune.execution.experiment_state")
     for _ in range(2):
         with settings_for(lambda trainable: True, lambda trainable: True)(object, {"verbose": 0}):

@@ -43,7 +43,7 @@ def active(live):
         session_module.activate(None)
 
 
-def test_outside_a_trial_each_says_so():
+def test_outside_a_trial_both_raise_not_in_training():
     with pytest.raises(NotInTraining, match=r"report\(\) works only inside"):
         horovod_tune.report(loss=1)
     with pytest.raises(NotInTraining, match=r"get_checkpoint\(\) works only inside"):
@@ -192,7 +192,7 @@ def test_a_checkpoint_may_be_any_path_or_rays_checkpoint(form, tmp_path):
     assert sent[0].checkpoint_path == str(tmp_path)
 
 
-def test_a_checkpoint_on_a_remote_file_system_says_what_to_do(tmp_path):
+def test_the_error_for_a_checkpoint_on_a_remote_file_system_has_the_cure(tmp_path):
     live, sent = make_session()
     remote = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
     with pytest.raises(MetricsError, match=r"subtree file system.*to_directory\(\)"):
@@ -214,7 +214,7 @@ def _in_thread(function):
     return thread, outcome
 
 
-def test_no_rank_passes_its_report_before_it_is_let_go():
+def test_no_rank_passes_its_report_before_it_is_acknowledged():
     for rank in (0, 1):
         live, sent = make_session(rank)
         thread, outcome = _in_thread(lambda live=live: live.report({"loss": 1}))

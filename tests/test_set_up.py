@@ -155,7 +155,7 @@ def test_uv_is_asked_only_where_pip_has_no_cpu_build(tmp_path: Path, offered: st
         assert calls[-1] == "-m pip install torch==2.13.0"
 
 
-def test_where_no_cpu_build_can_be_had_the_user_is_told_what_to_type(tmp_path: Path) -> None:
+def test_where_no_cpu_build_can_be_had_the_error_says_what_to_type(tmp_path: Path) -> None:
     python = stand_in(tmp_path, "python", 'case "$*" in *"pip install uv") exit 0;; *) exit 1;; esac')
     with pytest.raises(set_up.SetUpError, match="TORCH=pip make"):
         set_up.install_torch(MAIN, str(python), [str(python), "-m", "pip", "install"], "cpu")
@@ -204,7 +204,7 @@ def test_make_names_a_missing_or_an_old_python(tmp_path: Path, python: str, said
     assert ran.returncode == 2 and said in ran.stderr
 
 
-def test_make_alone_shows_what_there_is() -> None:
+def test_make_without_a_target_lists_the_targets() -> None:
     ran = subprocess.run(["make"], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True)
     for target in ("demo", "test", "lint", "typecheck", "bench", "test-xla", "test-gpu", "clean"):
         assert f"make {target}" in ran.stdout

@@ -1,4 +1,4 @@
-"""What the factory accepts, how it says no, and whether a cluster can hold it. No Ray is started here."""
+"""What the factory accepts and refuses, and whether it fits into a cluster. No Ray is started here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
     assert isinstance(raised.value, ValueError)
 
 
-def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_said_with_its_cure(tmp_path):
+def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_named_with_its_cure(tmp_path):
     code = "from horovod_tune.gloo.gloo_backend import require_installed\nrequire_installed()"
     hide = tmp_path / "hide"
     (hide / "horovod" / "torch").mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_said_w
     assert "must be 0.28.x, got 0.27.0" in text and "horovod-tune install-horovod" in text
 
 
-def test_a_trial_that_can_never_fit_is_an_error_that_says_both_sides():
+def test_a_trial_that_can_never_fit_is_an_error_with_both_sides():
     placement = make_spec(num_hosts=2, num_slots=3).placement()
     with pytest.raises(ResourcesUnavailable) as raised:
         check_fits(placement, [{"CPU": 8.0}, {"CPU": 2.0}])

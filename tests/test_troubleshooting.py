@@ -53,13 +53,13 @@ def our_errors() -> set[str]:
     return below({"HorovodTuneError"})
 
 
-def test_whoever_catches_our_errors_catches_every_one_that_a_caller_meets():
+def test_catching_our_errors_catches_every_one_that_a_caller_meets():
     kinds = {name: each for name, each in vars(builtins).items() if isinstance(each, type)}
     builtin = {name for name, each in kinds.items() if issubclass(each, BaseException)}
     assert below(builtin) - builtin - our_errors() == set(KEPT_INSIDE)
 
 
-def test_what_ray_says_of_a_bound_that_is_text_has_an_entry():
+def test_rays_error_for_a_bound_that_is_text_has_an_entry():
     with pytest.raises(TypeError) as raised:
         tune.loguniform("1e-3", 1)
     assert f'### "{raised.value}"\n' in TEXT

@@ -89,7 +89,7 @@ class TrialRunner:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the ranks, as they said at their start; empty before the first trial."""
+        """The processes of the ranks, as reported at their start; empty before the first trial."""
         return [worker.info.pid for worker in self.group.workers if worker.info]
 
     @property

@@ -1,4 +1,4 @@
-"""What a search found: `analyze` and its frames, plots, the report, the terminal's view, progress.
+"""Results of a search: `analyze`, its frames, plots, the HTML report, the terminal view, and progress.
 
 The parts that need Plotly, rich or Ray are loaded when they are first used.
 """

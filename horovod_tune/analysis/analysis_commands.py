@@ -1,4 +1,4 @@
-"""The commands `report`, `show` and `export`. Importing this loads none of what they need."""
+"""The commands `report`, `show` and `export`. Importing this module loads none of their dependencies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     output = "the page to write (default: %(default)s)"
     report.add_argument("-o", "--output", default="report.html", help=output)
     pareto = 'add a section on several metrics at once, such as "accuracy=max,latency_ms=min" '
-    pareto += "(default: those that BayesOptSearch looked for)"
-    report.add_argument("--pareto", type=_aims, metavar="METRICS", help=pareto)
+    pareto += "(default: those that BayesOptSearch optimised)"
+    report.add_argument("--pareto", type=_objectives, metavar="METRICS", help=pareto)
 
-    about = "Show a Tune experiment in the terminal: the best, a table of trials, their curves."
+    about = "Show a Tune experiment in the terminal: the best trial, and a table of trials with their curves."
     show = subparsers.add_parser("show", help="show an experiment in the terminal", description=about)
     rows = "trials in the table (default: 20)"
     show.add_argument("-n", "--rows", type=_positive_int, default=20, help=rows)
@@ -37,7 +37,7 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     )
     export.add_argument("--csv", metavar="FILE", help="write CSV to this file (- for standard output)")
     export.add_argument("--parquet", metavar="FILE", help="write Parquet to this file")
-    what = "(default: %(default)s)"
+    what = "one row per trial, or per report (default: %(default)s)"
     export.add_argument("--what", choices=("trials", "history"), default="trials", help=what)
 
     for parser, command in ((report, _report), (show, _show), (export, _export)):
@@ -48,23 +48,23 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("experiment", help="the experiment's folder: a path, or a URI such as s3://bucket/name")
-    option("--metric", help="what trials are compared by (default: the experiment's own)")
+    option("--metric", help="the metric by which trials are compared (default: the experiment's own)")
     option("--mode", choices=("min", "max"), help="whether lower or higher is better")
-    limit = 'a condition that the best must meet, such as "latency_ms <= 20"; may be given several times '
+    limit = 'a condition that the best trial must meet, such as "latency_ms <= 20"; may be repeated '
     limit += "(default: the limits that BayesOptSearch was given)"
     option("--limit", action="append", default=[], metavar="LIMIT", help=limit)
-    run = "which search, if several of one name wrote into the folder (default: the newest)"
+    run = "the search to read, if several wrote into the folder (default: the newest)"
     option("--run", dest="run_name", metavar="NAME", help=run)
     scope = "compare trials by their last value or by the best of all (default: %(default)s)"
     option("--scope", choices=("last", "all"), default="last", help=scope)
 
 
-def _aims(text: str) -> dict[str, str]:
+def _objectives(text: str) -> dict[str, str]:
     pairs = (part.rpartition("=") for part in text.split(","))
-    aims = {name.strip(): mode.strip() for name, _, mode in pairs}
-    if len(aims) < 2 or not all(aims) or not set(aims.values()) <= {"min", "max"}:
+    objectives = {name.strip(): mode.strip() for name, _, mode in pairs}
+    if len(objectives) < 2 or not all(objectives) or not set(objectives.values()) <= {"min", "max"}:
         raise argparse.ArgumentTypeError(f'must be like "accuracy=max,latency_ms=min", got {text!r}')
-    return aims
+    return objectives
 
 
 def _positive_int(text: str) -> int:
@@ -78,7 +78,7 @@ def _positive_int(text: str) -> int:
 
 
 def _run(command: Callable[[argparse.Namespace, Analysis], int], args: argparse.Namespace) -> int:
-    """Read the experiment and do with it what the command does; returns the exit status."""
+    """Read the experiment and run the command on it; return the exit status."""
     from horovod_tune.analysis.open_experiment import analyze
 
     try:
@@ -89,7 +89,7 @@ def _run(command: Callable[[argparse.Namespace, Analysis], int], args: argparse.
     except (OSError, ValueError, ImportError) as error:
         _print_error(error)
         return 1
-    for warning in caught if command is not _show else ():  # the view itself shows it
+    for warning in caught if command is not _show else ():  # `show` prints it in its view
         _print_error(warning.message)
     return command(args, analysis)
 
@@ -123,7 +123,7 @@ def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     if not analysis.has_best:
         _print_error(f"the report has no curves: {analysis.no_best_reason}")
     for problem in analysis.problems:
-        print(f"not read whole: {one_line(str(problem))}", file=sys.stderr)
+        print(f"not read completely: {one_line(str(problem))}", file=sys.stderr)
     return 0
 
 

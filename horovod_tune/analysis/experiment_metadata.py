@@ -1,7 +1,7 @@
 """Runs in the driver: writes metadata for `analyze` that Tune writes only in pickles, or not at all.
 
-That is metric, mode, space, searcher, scheduler and resources, the versions of what trains and the
-size of the cluster, in one JSON file next to Tune's own.
+That is metric, mode, space, searcher, scheduler and resources, package versions and the size of
+the cluster, in one JSON file next to Tune's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Between the two is the first trial that the driver started: a folder may hold several searches.
+# Between them is the id of the first trial that the driver started: a folder may hold several searches.
 METADATA_PREFIX, METADATA_SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
 _MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
@@ -23,7 +23,7 @@ _MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
 def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
     """Write metadata of the search that starts `trial`; Tune copies the driver's folder to the storage.
 
-    Metadata that another callback wrote for the same search is kept unless `known` has it. Raises `OSError`.
+    What another callback wrote for the same search is kept unless `known` overrides it. Raises `OSError`.
     """
     if trial.storage is None:
         return
@@ -40,9 +40,9 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
 
 
 def write_end(trial: Any) -> None:
-    """Record in the metadata of the search that started `trial` first that it has ended. Raises `OSError`.
+    """Record in the metadata of the search whose first trial was `trial` that it ended. Raises `OSError`.
 
-    Written to the storage itself: Tune has copied the driver's folder for the last time by then.
+    Written to the storage itself, because Tune has already copied the driver's folder for the last time.
     """
     if trial.storage is None:
         return
@@ -54,7 +54,7 @@ def write_end(trial: Any) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Return the versions of what trains, and the size of the machine and the cluster, as plain data."""
+    """Return the versions of Python and packages, and the cluster's size, as plain data."""
     versions = {"Python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -20,7 +20,7 @@ def write_csv(table: pd.DataFrame, path: Path | TextIO) -> None:
     """Write a frame as CSV in UTF-8; lists and the like are written as JSON.
 
     A text that a spreadsheet would run as a formula gets an apostrophe in front, as OWASP advises; on a
-    terminal, control characters are written out. Parquet has every text as it was.
+    terminal, control characters are escaped. Parquet keeps every text unchanged.
     """
     made = _simple(table)
     if not isinstance(path, Path) and path.isatty():
@@ -34,7 +34,7 @@ def write_parquet(table: pd.DataFrame, path: Path) -> None:
 
 
 def escape_formula(text: str) -> str:
-    """Return a text that no spreadsheet runs; numbers written as text stay as they are.
+    """Return a text that no spreadsheet runs as a formula; numbers written as text stay as they are.
 
     >>> escape_formula("=1+1"), escape_formula("-0.5"), escape_formula("relu")
     ("'=1+1", '-0.5', 'relu')

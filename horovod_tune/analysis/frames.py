@@ -23,7 +23,7 @@ from horovod_tune.analysis.trial_details import (
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested dictionary flat, with `/` in the keys as Tune writes them.
+    """Return a flat dictionary whose keys are the nested ones joined by `/`, as Tune does.
 
     >>> flatten({"net": {"width": 3}, "sizes": [1, 2]})
     {'net/width': 3, 'sizes': [1, 2]}
@@ -39,7 +39,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def typed(values: Sequence[Any], index: pd.Index | None = None) -> pd.Series:
-    """Return a column that keeps its values' type where some are missing: whole numbers stay whole."""
+    """Return a column that keeps its values' type even if some are missing: integers stay integers."""
     present = [value for value in values if value is not None]
     kinds = {type(value) for value in present}
     whole = len(present) == len(values)
@@ -61,8 +61,8 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def clock(unix_s: pd.Series) -> pd.Series:
-    """Return Unix times in seconds as UTC moments, to the microsecond; NaN becomes NaT."""
-    # Not pd.to_datetime(unit="s"): pandas 2.3 computes with uninitialised memory where a time is missing.
+    """Return Unix times in seconds as UTC timestamps, to the microsecond; NaN becomes NaT."""
+    # Not pd.to_datetime(unit="s"): pandas 2.3 computes with uninitialised memory if a time is missing.
     values = unix_s.to_numpy(dtype=float)
     known = np.isfinite(values)
     moments = np.full(len(values), np.datetime64("NaT", "ns"))

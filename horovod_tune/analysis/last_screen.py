@@ -1,4 +1,4 @@
-"""What is printed when a search has ended: its best trial, its failures, and how to see more."""
+"""The text printed when a search has ended: its best trial, its failures, and how to see more."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def running_search_metadata(state_folder: str) -> dict[str, Any]:
     states = sorted(Path(state_folder).glob("searcher-state-*"), reverse=True)
     try:
         return searcher_metadata(states[0].read_bytes()) if states else {}
-    except (OSError, ValueError):  # `analyze` names the problem
+    except (OSError, ValueError):  # `analyze` reports the problem
         return {}
 
 
 def last_screen(trials: Sequence[Any], progress: Progress, metadata: Mapping[str, Any] | None = None) -> str:
     """Return the last lines of a search.
 
-    The best trial is that which ``results.best_config`` and `analyze` select, by the last reports' values.
+    The best trial is the one that `results.best_config` and `analyze` select, by last reported values.
 
     Args:
         trials: all of Tune's, including those that had ended before the search was resumed.
         progress: the metric, the mode, and the best value of any report.
-        metadata: the `limits` that the best result has to meet, and the metrics of a `front`.
+        metadata: the `limits` that the best result must meet, and `front`, the modes of several metrics.
     """
     limits, front = (metadata or {}).get("limits", ()), (metadata or {}).get("front")
     filesystem = trials[0].storage.storage_filesystem
@@ -63,7 +63,7 @@ def last_screen(trials: Sequence[Any], progress: Progress, metadata: Mapping[str
 
 
 def _last_known(trial: Any) -> dict[str, Any]:
-    """Return each metric's value as last reported: some metrics come with some reports only."""
+    """Return each metric's last reported value; a report may lack some metrics."""
     known = {name: values["last"] for name, values in trial.metric_analysis.items()}
     return (trial.last_result or {}) | known
 
@@ -74,7 +74,7 @@ def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str
     array = np.array(values, dtype=float).reshape(len(values), len(modes))
     number = int(non_dominated(array, list(modes.values())).sum())
     text = f"{number} of {among} trials are on the Pareto front of {' and '.join(modes)}{within}"
-    return [("best trials", text), ("", "which: horovod_tune.analyze(...).pareto_front()")]
+    return [("best trials", text), ("", "list them: horovod_tune.analyze(...).pareto_front()")]
 
 
 def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[str, str]]:

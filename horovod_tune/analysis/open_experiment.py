@@ -1,4 +1,4 @@
-"""`analyze`: from a path, or from what Tune returned, to an `Analysis`."""
+"""`analyze` opens an experiment by its path, or from what Tune returned."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def analyze(
     """Read a Tune experiment: finished, interrupted or still running.
 
     Args:
-        experiment: what `tune.run` or `Tuner.fit` returned (only its own trials
-            count), or the experiment's folder as a local path or any URI that Tune's storage takes.
-        metric: what trials are compared by; the experiment's own unless given.
-        mode: "min" or "max"; the experiment's own unless given.
+        experiment: what `tune.run` or `Tuner.fit` returned (only the trials of that search are read), or the
+            experiment's folder as a local path or any URI that Tune's storage accepts.
+        metric: the metric by which trials are compared; by default the experiment's own.
+        mode: "min" or "max"; by default the experiment's own.
         scope: how trials are compared: by their "last" value, as Tune does, or by the best of "all".
         limits: conditions that the best result must meet, such as ["latency_ms <= 20"]; by default those of
             `BayesOptSearch`, [] for none.
@@ -40,8 +40,8 @@ def analyze(
 
     Raises:
         TypeError: `experiment` is of another type.
-        FileNotFoundError: there is no such folder.
-        ValueError: it holds no experiment or no such run, or an argument is out of bounds.
+        FileNotFoundError: the folder does not exist.
+        ValueError: the folder contains no experiment or no such run, or an argument is invalid.
     """
     if mode not in (None, "min", "max"):
         raise ValueError(f'mode must be "min" or "max", got {mode!r}')
@@ -68,7 +68,7 @@ def analyze(
 
 
 def several_runs(record: ExperimentRecord) -> str:
-    """Return which of a folder's searches this is, and how to choose another."""
+    """Return a sentence on which of a folder's searches was read, and how to choose another."""
     others = ", ".join(name for name in record.runs if name != record.run)
     which = "the newest" if record.run == record.runs[-1] else "one"
     return (

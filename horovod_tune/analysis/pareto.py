@@ -1,4 +1,4 @@
-"""Several metrics at once: the results of an experiment that no other one beats in all of them."""
+"""Several metrics at once: the results of an experiment that no other one dominates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """The results of an experiment that no other one beats in all of several metrics.
+    """The results of an experiment that no other one dominates in several metrics.
 
-    `metrics` maps each to "min" or "max". `points` has all results that were compared, shape (points,
-    metrics); `places` are the indices of each one's trial and report, `on_front` which of them are the
-    front, and `members` the front's indices, the best of the first metric first.
+    `metrics` maps each metric to "min" or "max". `points` has all results that were compared, shape (points,
+    metrics); `places` has each one's indices of trial and report, and `on_front` True for those on the front.
+    `members` are the front's indices in `points`, sorted by the first metric, best first.
     """
 
     analysis: Analysis
@@ -35,7 +35,7 @@ class ParetoFront:
     members: np.ndarray
 
     def dataframe(self) -> pd.DataFrame:
-        """Return one row per result of the front, the best of the first metric first.
+        """Return one row per result of the front, sorted by the first metric, best first.
 
         Columns: trial_id, training_iteration, the metrics, and the configuration as config/….
         """
@@ -52,19 +52,19 @@ class ParetoFront:
 
     @property
     def reference(self) -> dict[str, float]:
-        """The worst value of each metric among all results that were compared: hypervolume's corner."""
+        """The worst value of each metric among all results: the default reference of `hypervolume`."""
         finite = self.points[np.isfinite(self.points).all(axis=1)]
         modes = zip(self.metrics.items(), finite.T, strict=True)
         worst = {"min": np.max, "max": np.min}
         return {name: float(worst[mode](v)) if len(v) else math.nan for (name, mode), v in modes}
 
     def hypervolume(self, reference: Mapping[str, float] | None = None) -> float:
-        """Return what the front dominates up to `reference`, a value for each metric; see `hypervolume`.
+        """Return the volume that the front dominates up to `reference`, which has a value for each metric.
 
-        To compare experiments, give both the same reference.
+        To compare experiments, pass the same reference for each. See `scoring.hypervolume`.
         """
         if reference is not None and set(reference) != set(self.metrics):
-            raise ValueError(f"reference must have {sorted(self.metrics)}, got {sorted(reference)}")
+            raise ValueError(f"reference must have the keys {sorted(self.metrics)}, got {sorted(reference)}")
         corner = self.reference if reference is None else reference
         modes = list(self.metrics.values())
         return hypervolume(self.points[self.on_front], [corner[name] for name in self.metrics], modes)
@@ -80,7 +80,7 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
     """See `Analysis.pareto_front`."""
     if len(metrics) < 2:
         example = '{"accuracy": "max", "latency_ms": "min"}'
-        raise ValueError(f"metrics must have two or more, like {example}, got {dict(metrics)!r}")
+        raise ValueError(f"metrics must name at least two, like {example}, got {dict(metrics)!r}")
     for name, mode in metrics.items():
         if mode not in ("min", "max"):
             raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 # Control characters (an escape sequence can clear the screen, set the clipboard, hide a line), and those that
-# turn the direction of text round, so that a line reads as another one.
+# reverse the direction of text, which can make a line read as another one.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAKS = re.compile("[\t\n]")
 
 
 def printable(text: str) -> str:
-    r"""Return a text of any number of lines with its control characters written out.
+    r"""Return a text, of one or more lines, with its control characters escaped.
 
     >>> print(printable("\x1b[2J" + "gone"))
     \x1b[2Jgone
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Return a text that stays within its line.
+    r"""Return a text as one line, with control characters, tabs and line breaks escaped.
 
     >>> print(one_line("a" + chr(10) + "b"))
     a\nb
@@ -42,7 +42,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
-    """Return values as at most `width` blocks, higher ones taller; what is not finite is a dot.
+    """Return values as at most `width` blocks, higher ones taller; values that are not finite are dots.
 
     Longer curves are cut into stretches of equal length and drawn by their means.
 
@@ -72,7 +72,7 @@ def python_text(config: dict[str, Any]) -> str:
 
 
 class _ConfigPrinter(pprint.PrettyPrinter):
-    """Writes floats that have no literal in Python so that they can be run too."""
+    """Prints infinities and NaN, which have no literal in Python, as calls of `float`."""
 
     def format(self, value: Any, context: Any, maxlevels: int, level: int) -> tuple[str, bool, bool]:
         if isinstance(value, float) and not math.isfinite(value):

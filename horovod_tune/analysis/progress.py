@@ -1,4 +1,4 @@
-"""Runs in the driver: shows how a search progresses and, at its end, what it has found."""
+"""Runs in the driver: shows how a search progresses and, at its end, its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from horovod_tune.analysis.scoring import is_better, nested_value, value_of
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
 
-_ROWS = 16  # running trials in the live table; the others are counted
+_ROWS = 16  # running trials in the live table; the others are only counted
 # New best values, and the summary, are printed at most this often: short trials have many of both.
 _PAUSE_S = 5.0
 _REDRAWN_S = 0.5
@@ -31,7 +31,7 @@ _STATES = {"TERMINATED": "done", "ERROR": "failed", "PAUSED": "paused"}
 
 @dataclass
 class TrialProgress:
-    """One trial; times are Unix times in seconds, `goal` is its last iteration, None if it is not known."""
+    """One trial; times are Unix times in seconds; `goal` is the last iteration, None if unknown."""
 
     trial_id: str
     began: float
@@ -42,11 +42,11 @@ class TrialProgress:
     ranks: Any = None
     values: list[float] = field(default_factory=list)
     ended: float | None = None
-    # Iteration and time of each report since it was started the last time.
+    # Iteration and time of each report since the trial was last started.
     reports: list[tuple[int, float]] = field(default_factory=list)
 
     def left_s(self, now: float) -> float | None:
-        """Return the seconds until its goal at its pace; None if that is not known."""
+        """Return the estimated seconds until the trial reaches its goal; None if unknown."""
         if self.state != "running" or self.goal is None or not self.reports:
             return None
         (first, began), (last, reported) = self.reports[0], self.reports[-1]
@@ -78,12 +78,12 @@ class TrialProgress:
 
 
 def _goal(trial: Any) -> Any:
-    """Return the iteration at which Tune stops one of its trials, if it was given."""
+    """Return the iteration at which Tune stops a trial, if one was given."""
     return (trial.stopping_criterion or {}).get("training_iteration")
 
 
 def _parameters(trial: Any) -> dict[str, Any]:
-    """Return the sampled values; for objects, `evaluated_params` has Tune's placeholders."""
+    """Return a trial's sampled values; `evaluated_params` itself has placeholders for objects."""
     values = {name: nested_value(trial.config, name) for name in trial.evaluated_params}
     return {name: trial.evaluated_params[name] if value is None else value for name, value in values.items()}
 
@@ -107,7 +107,7 @@ class Progress:
     best_value: float = math.nan
 
     def started(self, trial_id: str, now: float, goal: Any = None, config: Any = None) -> TrialProgress:
-        """Record that a trial starts: a new, a paused or a restarted one."""
+        """Record the start of a new, paused or restarted trial."""
         trial = self.trials.get(trial_id)
         if trial is None:
             goal = goal if isinstance(goal, (int, float)) else None
@@ -116,7 +116,7 @@ class Progress:
         return trial
 
     def restored(self, trial: Any, now: float) -> None:
-        """Record one of Tune's trials if it has reports of an earlier session."""
+        """Record one of Tune's trials if it has reports from an earlier session."""
         result = trial.last_result or {}
         if trial.trial_id in self.trials or "training_iteration" not in result:
             return
@@ -154,10 +154,10 @@ class Progress:
         return sum(trial.state in states for trial in self.trials.values())
 
     def left_s(self, now: float) -> float | None:
-        """Return the seconds until the search ends, estimated; None if that cannot be known.
+        """Return the estimated seconds until the search ends; None if unknown.
 
-        It is assumed that trials take as long as the ended ones on average, and that as many run at a time as
-        now. A time budget is an upper bound.
+        Assumes that trials take as long as those that have ended do on average, and that as many run at a
+        time as now. A time budget is an upper bound.
         """
         ended = [trial.ended - trial.began for trial in self.trials.values() if trial.ended is not None]
         running = [trial for trial in self.trials.values() if trial.state == "running"]
@@ -191,10 +191,10 @@ class Progress:
 
 
 class View:
-    """Lines about trials and, where it can be redrawn, a table of the running ones instead of most lines.
+    """Prints lines about trials or, with `redraw`, a table of the running ones and few lines.
 
-    `every_s` is the shortest time between two lines about a trial's progress. `redraw` gets a rich table of
-    at most `rows` trials, at most twice a second; `stop` is called when the search has ended.
+    `every_s` is the shortest time between two lines about a trial's progress, in seconds. `redraw` is called
+    with a rich table of at most `rows` trials, at most twice a second; `stop` when the search has ended.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ def plain_view(stream: Any, every_s: float) -> View:
 
 
 def live_view(stream: Any) -> View:
-    """Return a table at the terminal's foot; other output, and lines on failures, scroll above it."""
+    """Return a table at the bottom of the terminal; other output, and lines on failures, scroll above it."""
     try:
         from rich.console import Console
         from rich.live import Live
@@ -291,7 +291,7 @@ def live_view(stream: Any) -> View:
 
 
 def notebook_view() -> View:
-    """Return a view for a notebook's cell: `live_view`'s table is removed at the end, printed lines stay."""
+    """Return a view for a notebook's cell: the table is removed at the end, printed lines stay."""
     from IPython.display import HTML, display
 
     from horovod_tune.analysis.terminal import as_html
@@ -321,15 +321,15 @@ def _view(stream: Any, live: bool | None, every_s: float) -> View:
 class ProgressCallback(Callback):
     """Show a search's progress: in a terminal or a notebook one live line per trial, elsewhere plain lines.
 
-    Pass it to Tune with its other callbacks; Tune's own reporter continues as before (its lines scroll above
-    the live ones). Tune does not pass metric and mode to callbacks: without them here, no best value is
-    shown.
+    Pass it to Tune with your other callbacks; Tune's own reporter continues as before (its lines scroll above
+    the live ones). Tune does not pass metric and mode to callbacks; unless they are given here, no best value
+    is shown.
 
     ```python
     tune.RunConfig(callbacks=[ProgressCallback(metric="loss", mode="min")])
     ```
 
-    It also writes metric and mode, the versions and the cluster's size to the experiment's folder
+    It also writes metric and mode, package versions and the cluster's size to the experiment's folder
     (`horovod_tune_run-….json`), where `analyze` and the report find them.
     """
 
@@ -342,12 +342,12 @@ class ProgressCallback(Callback):
         live: bool | None = None,
         stream: Any = None,
     ):
-        """Make the callback; nothing is written before the search starts.
+        """Create the callback; nothing is printed before the search starts.
 
         `every_s` is the shortest time between two plain lines about a trial's progress, in seconds. `live`
         forces live or plain lines; by default, if rich is installed, they are live in a notebook (unless
-        `stream` is given) and where `stream` (default: standard output) is a terminal. Raises `ValueError`
-        for an unknown mode, or if only one of metric and mode is given.
+        `stream` is given) and if `stream` (default: standard output) is a terminal. Raises `ValueError` for
+        an unknown mode, a negative `every_s`, or if only one of metric and mode is given.
         """
         if mode not in (None, "min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')
@@ -417,7 +417,7 @@ class ProgressCallback(Callback):
         self._end(trial.trial_id, "restarting")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        for trial in trials:  # no hook is called when one is paused
+        for trial in trials:  # Tune calls no hook when a trial is paused
             if trial.status == "PAUSED":
                 self._progress.ended(trial.trial_id, "paused", time.time())
         if self._view is not None:

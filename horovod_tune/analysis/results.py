@@ -1,4 +1,4 @@
-"""What a search found, as attributes and pandas frames."""
+"""The results of a search, as attributes and pandas frames."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from horovod_tune.analysis.scoring import Limit, kept, value_of
 from horovod_tune.analysis.trial_details import attempts, config_changes, plain_text, report_times, spans
 from horovod_tune.errors import HorovodTuneError
 
-# Not checkpoint_000001.part: an incomplete copy.
+# Does not match checkpoint_000001.part, an incomplete copy.
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
-_QUIET_S = 660.0  # Tune copies to its storage every 300 s; after two without a change the search has ended
+_QUIET_S = 660.0  # Tune copies to its storage every 300 s; without two in a row, the search has ended
 
 
 class MetricUnknown(HorovodTuneError, ValueError):
-    """Raised if trials are compared and the metric, or its mode, is not known."""
+    """Raised if the metric for comparing trials, or its mode, is not known, or no trial reported it."""
 
 
 class Analysis:
     """An experiment's results as they were when it was read; `reload()` reads a running one again.
 
     `metric`, `mode` and `scope` determine the best trial that meets `limits`. `trials` has every trial,
-    in the order of creation; `problems` lists what could not be read, `record` has everything that was.
+    in the order of creation; `record` has everything that was read, `problems` lists what could not be.
     `run` is the start time of this search's driver, which identifies the search (None without a state file);
-    `runs` are all searches that wrote into the folder, the oldest first: what `analyze(…, run=…)` takes.
+    `runs` names all searches that wrote into the folder, oldest first; `analyze(…, run=…)` takes one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Analysis:
         return Analysis(again, self.folder, trial_ids=ids, **same)  # type: ignore[arg-type]
 
     def require_metric(self) -> tuple[str, str]:
-        """Return metric and mode. Raises `MetricUnknown`, which names what to pass, if one is missing."""
+        """Return metric and mode. Raises `MetricUnknown` if one is missing, or a metric was not reported."""
         if self.metric is None or self.mode is None:
             known = {"metric": self.metric, "mode": self.mode}
             missing = " and ".join(name for name, value in known.items() if not value)
@@ -96,9 +96,9 @@ class Analysis:
             front = " and ".join(map(one_line, self.record.front))
             why = f"does not record its {missing}"
             if self.metric and self.record.metric and self.metric != self.record.metric:
-                why = f"records metric {self.record.metric!r}, and not the mode of {self.metric!r}"
+                why = f"records metric {self.record.metric!r}, but not the mode of {self.metric!r}"
             if front:
-                why = f"optimised several metrics ({front}), see pareto_front(), and has no single one"
+                why = f"optimised several metrics ({front}; see pareto_front()), not a single one"
             raise MetricUnknown(
                 f"the experiment {self.name!r} {why}: "
                 f'pass analyze(…, metric="{name}", mode="min" or "max"), '
@@ -110,7 +110,7 @@ class Analysis:
         return self.metric, self.mode
 
     def require_reported(self, metric: str) -> None:
-        """Raise `MetricUnknown` if trials have reported numbers, and none by this name."""
+        """Raise `MetricUnknown` if trials have reported numbers, but none of this name."""
         if self.reported_numbers and metric not in {*self.reported_numbers, *TUNES_OWN}:
             known = self._reported_text
             raise MetricUnknown(f"no trial reported a number named {metric!r}; reported: {known}")
@@ -137,9 +137,9 @@ class Analysis:
     def reports(self) -> pd.DataFrame:
         """One row per report, by trial and then in the order of reporting.
 
-        Columns: trial (its place in `trials`), row (the report's place in the trial's), iteration and time
+        Columns: trial (its index in `trials`), row (the report's index in the trial), iteration and time
         (Unix time in seconds; NaN if unknown), attempt, session (how many drivers of the search had started),
-        value (the metric's), known (False if the report lacks it), allowed (True if it keeps the limits).
+        value (the metric's), known (False if the report lacks it), allowed (True if it meets the limits).
         """
         metric, _ = self.require_metric()
         each = [trial.reports for trial in self.trials]
@@ -165,8 +165,8 @@ class Analysis:
     def scores(self) -> pd.DataFrame:
         """One row per trial: the metric's last and best value, best_iteration, best_row, and allowed.
 
-        They are missing if it never reported a finite one. Only reports that keep the limits can be best, of
-        equal ones the earlier; `allowed` is True if the last one keeps them.
+        Only a finite value of a report that meets the limits can be best, of equal ones the earliest. Missing
+        values are NaN or NA. `allowed` is True if the last report meets the limits.
         """
         reports, number = self.reports, pd.RangeIndex(len(self.trials))
         finite = reports[np.isfinite(reports["value"]) & reports["allowed"]]
@@ -186,9 +186,9 @@ class Analysis:
 
     @cached_property
     def spans(self) -> pd.DataFrame:
-        """One row per time for which a driver ran a trial, by trial; times are Unix times in seconds.
+        """One row per period in which a driver ran a trial, by trial; times are Unix times in seconds.
 
-        Columns: trial (its place in `trials`), begin (of its start-up), trained (from when it trained), end.
+        Columns: trial (its index in `trials`), begin (of its start-up), trained (when training began), end.
         """
         sessions = self.record.sessions
         found = [(n, *span) for n, trial in enumerate(self.trials) for span in spans(trial, sessions)]
@@ -196,7 +196,7 @@ class Analysis:
 
     @cached_property
     def session_gaps(self) -> list[tuple[float, float]]:
-        """The gaps without a driver: from the last report before each later session to its start."""
+        """The gaps between drivers in Unix time: from the last report before a later session to its start."""
         found = []
         for session in self.record.sessions[1:]:
             ends = self.spans.loc[self.spans["begin"] < session, "end"].clip(upper=session)
@@ -217,23 +217,23 @@ class Analysis:
 
     @property
     def has_best(self) -> bool:
-        """Return True if any trial has a finite value to be compared by."""
+        """Return True if any trial has a finite value within the limits."""
         return self.best_number is not None
 
     @property
     def is_scored(self) -> bool:
-        """Return True if any trial has a finite value of the metric, within the limits or not."""
+        """Return True if any trial's last value of the metric is finite, within the limits or not."""
         return self._scored and bool(np.isfinite(self.scores["last"]).any())
 
     @cached_property
     def values(self) -> np.ndarray:
-        """What trials are compared by, shape (trials,): the last values, or the best with scope "all"."""
+        """The values by which trials are compared, shape (trials,): the last, with scope "all" the best."""
         values = self.scores["last" if self.scope == "last" else "best"].to_numpy()
         return np.where(np.isfinite(values), values, math.nan)
 
     @cached_property
     def _costs(self) -> np.ndarray:
-        """`values` with lower being better, and NaN where a trial does not keep the limits."""
+        """`values`, negated if higher is better; NaN if a trial does not meet the limits."""
         if not self._scored or not {limit.metric for limit in self.limits} <= set(self.reported_numbers):
             return np.full(len(self.trials), math.nan)
         allowed = self.scores["allowed"] | (self.scope == "all")
@@ -241,12 +241,12 @@ class Analysis:
 
     @property
     def best_number(self) -> int | None:
-        """The best trial's place in `trials`; None if there is none."""
+        """The best trial's index in `trials`; None if there is none."""
         return int(np.nanargmin(self._costs)) if np.isfinite(self._costs).any() else None
 
     @property
     def ranked(self) -> list[int]:
-        """The trials' places in `trials`, best first; in their order if there is no best one."""
+        """The trials' indices in `trials`, best first; those without a value are last, in their order."""
         return np.argsort(self._costs, kind="stable").tolist()  # NaN is last
 
     @property
@@ -260,7 +260,7 @@ class Analysis:
 
     @property
     def best_trial(self) -> TrialRecord:
-        """The best trial. NaN and infinities never win; ties go to the earlier trial."""
+        """The trial with the best finite value, the first of equal ones. Raises `ValueError` without one."""
         return self.trials[self._best]
 
     @property
@@ -277,14 +277,14 @@ class Analysis:
     @property
     def best_config(self) -> dict[str, Any]:
         """The best trial's hyperparameters, as they were at `best_result`."""
-        # Under PopulationBasedTraining a trial's configuration changes: the report has the one of that time.
+        # Under PopulationBasedTraining a trial's configuration changes; each report has its own.
         if config_changes(self.best_trial) and isinstance(self.best_result.get("config"), dict):
             return dict(self.best_result["config"])
         return dict(self.best_trial.config)
 
     @property
     def best_logdir(self) -> str:
-        """The best trial's folder: a path, or a URI where the experiment's storage is one."""
+        """The best trial's folder: a path or a URI."""
         return self.best_trial.directory
 
     @property
@@ -298,7 +298,7 @@ class Analysis:
 
     @property
     def best_checkpoint(self) -> Any:
-        """The best trial's best checkpoint (by the metric, within the limits); None without one."""
+        """The best trial's best Tune `Checkpoint` (by the metric, within the limits); None without one."""
         from ray.tune import Checkpoint
 
         folder = self._best_checkpoint_folder
@@ -306,7 +306,7 @@ class Analysis:
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """The location of the best checkpoint."""
+        """The path or URI of the best checkpoint; None without one."""
         return None if self._best_checkpoint_folder is None else self._best_checkpoint_folder.shown
 
     @cached_property
@@ -316,7 +316,7 @@ class Analysis:
             return None
         home = self.folder.below(self.best_trial.folder_name)
         on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
-        # Ray adds the name to a report that came with a checkpoint.
+        # Ray adds the checkpoint's name to a report that came with one.
         rows = self.best_trial.rows
         within = [row for row, is_kept in zip(rows, kept(rows, self.limits), strict=True) if is_kept]
         measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in within}
@@ -324,7 +324,7 @@ class Analysis:
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         if finite:
             return home.below((min if mode == "min" else max)(finite, key=finite.__getitem__))
-        # Reports of class trainables name no checkpoint: the newest is the nearest to the last result.
+        # Reports of class trainables name no checkpoint; the newest is the closest to the last result.
         names_one = any("checkpoint_dir_name" in row for row in rows)
         return home.below(max(on_disk)) if on_disk and not (self.limits and names_one) else None
 
@@ -333,7 +333,7 @@ class Analysis:
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
         start and end (UTC), duration_s, ranks, hosts and start_s (seconds until its processes had started;
-        all three are NA if the reports lack them), error (its last line), num_failures, logdir, and the
+        all three are NA if the reports lack them), error (in one line), num_failures, logdir, and the
         configuration as config/….
         """
         return frames.trials_frame(self.trials, self.scores if self._scored else None, self.metric or "")
@@ -345,27 +345,27 @@ class Analysis:
     def history(self) -> pd.DataFrame:
         """Return one row per report, by trial and then in the order of reporting.
 
-        Columns: trial_id, training_iteration, attempt (one more when the iteration falls back), time (UTC;
-        Tune writes whole seconds), elapsed_s since the experiment's start, then whatever was reported; a
-        metric named attempt, time or elapsed_s is in reported_…. Configurations are there as config/… when
-        they change within trials, as under PopulationBasedTraining.
+        Columns: trial_id, training_iteration, attempt (one more if the iteration does not increase), time
+        (UTC), elapsed_s since the experiment's start, then all that was reported; a metric named attempt,
+        time or elapsed_s becomes reported_…. Configurations are included as config/… if they change within
+        trials, as under PopulationBasedTraining.
         """
         changing = any(map(config_changes, self.trials))
         return frames.history_frame(self.trials, self.record.start_time, changing)
 
     @cached_property
     def trial_dataframes(self) -> dict[str, pd.DataFrame]:
-        """One frame of reports for each trial_id."""
+        """Each trial's reports as a frame like `history`, by trial_id."""
         start = self.record.start_time
         return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
 
     def pareto_front(self, metrics: Mapping[str, str] | None = None) -> ParetoFront:
-        """Return the Pareto front: no other result is as good in all metrics and better in one.
+        """Return the results that no other one dominates (is as good in all metrics and better in one).
 
         `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
-        are those of `BayesOptSearch`. Trials are compared by their last report, with scope "all" by every
-        one; a metric that only some reports have keeps its value until the next. Results that violate the
-        limits are left out. Raises `ValueError` for fewer than two metrics, or one that no trial reported.
+        are those of `BayesOptSearch`. The last report of each trial counts, with scope "all" every report;
+        a metric keeps its value until it is reported again. Results that violate the limits are left out.
+        Raises `ValueError` for fewer than two metrics, an unknown mode, or a metric that was not reported.
         """
         return pareto_front(self, self.record.front if metrics is None else metrics)
 
@@ -377,5 +377,5 @@ class Analysis:
         return as_html(view(self, rows=10, width=140, with_summary=False))
 
     def errors(self) -> dict[str, str]:
-        """Return the full text of each failed trial's error file, by trial_id."""
+        """Return the text of each failed trial's error file, by trial_id (of over 200 kB, the two ends)."""
         return {t.trial_id: plain_text(t.error) for t in self.trials if t.error is not None}

@@ -1,4 +1,4 @@
-"""Which report and which trial is best, within limits, by one metric or several: pure functions."""
+"""Compares reports by one metric or several, within limits: pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
-    """Return the metric in a report, as a number; None if it is not there.
+    """Return a report's metric as a float; None if it is missing or not a number.
 
     >>> value_of({"valid": {"loss": 2}}, "valid/loss")
     2.0
@@ -28,7 +28,7 @@ def value_of(row: Mapping[str, Any], metric: str) -> float | None:
 
 
 def nested_value(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a name in which `/` reaches into nested dictionaries; None if it is not there.
+    """Return a value by its name, in which `/` reaches into nested dictionaries; None if it is missing.
 
     >>> nested_value({"valid": {"top/1": 2}}, "valid/top/1")
     2
@@ -45,7 +45,7 @@ def nested_value(values: Mapping[str, Any], name: str) -> Any:
 
 
 def is_better(value: float, other: float, mode: str) -> bool:
-    """Return True if a value beats another; NaN and infinities beat nothing, and a tie is no victory.
+    """Return True if a value beats another; NaN and infinities beat nothing, nor does an equal value.
 
     >>> is_better(1.0, 1.0, "min"), is_better(float("nan"), 1.0, "min"), is_better(1.0, float("nan"), "max")
     (False, False, True)
@@ -73,12 +73,12 @@ class Limit:
         return f"{self.metric} {self.sense} {self.bound:g}"
 
     def kept_by(self, value: float | None) -> bool:
-        """Return True if a value keeps the limit; one that is not known, or NaN, does not."""
+        """Return True if a value meets the limit; one that is not known, or NaN, does not."""
         return value is not None and bool(_SENSES[self.sense](value, self.bound))
 
 
 def parse_limit(text: str) -> Limit:
-    """Read a limit as a person writes it. Raises `ValueError` for anything else.
+    """Parse a limit. Raises `ValueError` if it is not one metric and one finite bound.
 
     >>> parse_limit("latency_ms <= 20")
     Limit(metric='latency_ms', sense='<=', bound=20.0)
@@ -97,7 +97,7 @@ def parse_limit(text: str) -> Limit:
 def known_values(
     rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]
 ) -> Iterator[tuple[float | None, ...]]:
-    """Yield, at each report, each metric's value as last reported: some metrics come with some reports only.
+    """Yield for each report every metric's last value up to it; a report may lack some metrics.
 
     >>> list(known_values([{"a": 1}, {"b": 5}, {"a": 2}], ["a", "b"]))
     [(1.0, None), (1.0, 5.0), (2.0, 5.0)]
@@ -112,17 +112,17 @@ def known_values(
 
 
 def kept(rows: Sequence[Mapping[str, Any]], limits: Iterable[Limit]) -> list[bool]:
-    """Return for each report if it keeps all limits."""
+    """Return, for each report, True if it meets all limits."""
     limits = tuple(limits)
     values = known_values(rows, [limit.metric for limit in limits])
     return [all(limit.kept_by(v) for limit, v in zip(limits, at, strict=True)) for at in values]
 
 
 def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
-    """Return which rows of `values`, shape (points, metrics), no other row dominates; shape (points,), bool.
+    """Return a boolean mask, shape (points,), of the rows of `values`, shape (points, metrics), on the front.
 
-    A row dominates another when it is at least as good in every metric and better in one; equal rows stay
-    together. Rows with NaN or an infinity are never in the front.
+    A row is on the front if all its values are finite and no other dominates it, that is, is at least as
+    good in every metric and better in one.
 
     >>> non_dominated(np.array([[1.0, 5.0], [2.0, 4.0], [2.0, 6.0]]), ["min", "min"]).tolist()
     [True, True, False]
@@ -130,7 +130,7 @@ def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
     costs = _as_costs(values, modes)
     front = np.isfinite(costs).all(axis=1)
     order = np.flatnonzero(front)
-    order = order[np.lexsort(costs[order].T[::-1])]  # a row is dominated by rows before it only
+    order = order[np.lexsort(costs[order].T[::-1])]  # only earlier rows can dominate a row
     found: list[int] = []
     for index in order:
         others = costs[found]
@@ -145,10 +145,10 @@ def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
 def hypervolume(values: np.ndarray, reference: Sequence[float], modes: Sequence[str]) -> float:
     r"""Return the volume that points dominate up to a reference point (Zitzler and Thiele, 1998).
 
-    With every metric turned so that lower is better, that is :math:`\lambda(\bigcup_i [v_i, r])`, the measure
-    of the union of boxes from each point to the reference. It grows exactly when a result is found that no
-    known one dominates. Computed by slicing along the last metric, exactly; meant for a front of some hundred
-    points and up to five metrics. Points that are not better than the reference in every metric add nothing.
+    With every metric negated that is maximised, it is :math:`\lambda(\bigcup_i [v_i, r])`, the measure of the
+    union of the boxes from each point to the reference. Points that are not better than the reference in
+    every metric add nothing. It is computed exactly, by slicing along the last metric; meant for a few
+    hundred points and up to five metrics.
 
     >>> hypervolume(np.array([[1.0, 2.0], [2.0, 1.0]]), [3.0, 3.0], ["min", "min"])
     3.0

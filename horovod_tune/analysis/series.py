@@ -1,4 +1,4 @@
-"""The numbers behind the pictures."""
+"""The numbers behind the plots."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Return the indices of at most so many points that show a curve's shape.
+    """Return the indices of at most `most` points that preserve a curve's shape.
 
-    The first, the last, and of equally long stretches between them the lowest and the highest value.
+    They are the first, the last, and the lowest and highest of each of the equal stretches between them.
     """
     count = len(values)
     if count <= most:
@@ -32,8 +32,8 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, np.ndarray]:
     """Return steps (x, best value up to x): x is seconds since the start, or the number of trials.
 
-    Against time every report counts when it came; against trials each trial's best value counts, in the
-    order of creation. Only the points at which the best changes, and the last one, are returned.
+    Against "time", every report counts from its time on; against "trials", each trial's best value counts,
+    in the order of creation. Only the points at which the best changes, and the last one, are returned.
     """
     _, mode = analysis.require_metric()
     if against == "trials":
@@ -56,10 +56,11 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Which trial held which ranks when. `rows` names each row: a host's, a rank's, or a trial's slot.
+    """Which trial held which ranks when.
 
-    `bars` has one row per time for which a trial held a row, in the order in which they began; its columns
-    are trial, row, rank (None if their number is not known), begin, trained and end. From `begin` to
+    `rows` names each row: a slot of a host, a rank, or a slot for a whole trial (see `unit`). `bars` has an
+    entry for each period in which a trial held a row, in the order in which they began; its columns are
+    trial, row, rank (None if the number of ranks is not known), begin, trained and end. From `begin` to
     `trained` the trial started up (no time if the reports do not record it), from there to `end` it trained.
     Times are in seconds since the experiment's start.
     """
@@ -70,10 +71,10 @@ class Timeline:
 
 
 def timeline(analysis: Analysis) -> Timeline:
-    """Return every trial's time on rows of ranks; rows are reused as soon as their trial ended.
+    """Return when each trial held which rows; a row is reused as soon as its trial has ended.
 
     The start-up comes from `start_span` if the reports have its length (`start_s`). If no trial reports its
-    number of ranks, a row is a place for one whole trial.
+    number of ranks, a row is a slot for a whole trial.
     """
     zero, now = analysis.record.start_time or 0.0, analysis.record.last_write or 0.0
     spans, times = analysis.spans.copy(), ["begin", "trained", "end"]
@@ -88,7 +89,7 @@ def timeline(analysis: Analysis) -> Timeline:
     bars = []
     for begin, trained, end, index in ordered.itertuples(index=False, name=None):
         hosts, ranks = hosts_of(analysis.trials[index]), ranks_of(analysis.trials[index])
-        # The ranks of a host get its free rows.
+        # Ranks take the free rows of their host.
         for rank, host in enumerate(sorted(hosts, key=hosts.index) if hosts else [""] * (ranks or 1)):
             slots = free.setdefault(host, [])
             slot = next((s for s, ends in enumerate(slots) if ends <= begin + 1e-3), len(slots))
@@ -104,11 +105,10 @@ def timeline(analysis: Analysis) -> Timeline:
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
-    """Return axis limits for the metric and how many values lie beyond them.
+    """Return axis limits for the metric and how many values are outside them.
 
-    The good end is always shown whole. The bad end is cut where a tenth of the values or fewer (those of
-    diverged trials) would press all others flat: what lies beyond the quartile by three times the quartiles'
-    distance.
+    The good end is always shown. Values more than three interquartile ranges beyond the worse quartile
+    (those of diverged trials) are left out if they are at most a tenth and would flatten the rest.
     """
     sign = 1.0 if mode == "min" else -1.0
     costs = sign * values[np.isfinite(values)]

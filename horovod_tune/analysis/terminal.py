@@ -1,4 +1,4 @@
-"""`horovod-tune show`: an experiment in the terminal, once or for as long as it runs (rich)."""
+"""`horovod-tune show`: prints an experiment in the terminal with rich, once or while it runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
 _CONFIG_LINES, _LINES = 60, 5  # of the best configuration; of failures, and of problems
-_FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # what the columns of every table take, and a hyperparameter's
+_FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # characters: the columns that every table has, and one hyperparameter's
 
 
 def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True) -> Group:
-    """Return the experiment as something that rich prints: the best, a table of trials, failures, facts.
+    """Return the experiment for rich to print: the best trial, a table of trials, failures, a summary.
 
     As many hyperparameters are shown as fit into `width` characters.
     """
@@ -50,9 +50,9 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: 
         parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:_LINES]]
         parts += [Text(f"  and {len(errors) - _LINES} more")] if len(errors) > _LINES else []
         parts.append(Text())
-    parts += [_safe(f"not read whole: {problem}", "yellow") for problem in analysis.problems[:_LINES]]
+    parts += [_safe(f"not read completely: {problem}", "yellow") for problem in analysis.problems[:_LINES]]
     if (more := len(analysis.problems) - _LINES) > 0:
-        parts.append(Text(f"and {more} more could not be read whole", style="yellow"))
+        parts.append(Text(f"and {more} more could not be read completely", style="yellow"))
     if with_summary:
         parts += [_safe(f"{name:<21} {text}", "dim") for name, text in run_summary(analysis)[4:]]
     return Group(*parts)
@@ -67,7 +67,7 @@ def as_html(shown: RenderableType) -> str:
 
 
 def _safe(text: str, style: str = "") -> Text:
-    """Return a line of text from the experiment's files: no control character in it reaches the terminal."""
+    """Return text from the experiment's files as one line, with its control characters escaped."""
     return Text(one_line(text), style=style)
 
 
@@ -86,13 +86,13 @@ def _best(analysis: Analysis) -> list[RenderableType]:
     line.append(_safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"))
     written = printable(python_text(analysis.best_config)).split("\n")
     if len(written) > _CONFIG_LINES:
-        written[_CONFIG_LINES:] = [f"… and {len(written) - _CONFIG_LINES} lines: see best_config"]
+        written[_CONFIG_LINES:] = [f"… and {len(written) - _CONFIG_LINES} more lines: see best_config"]
     checkpoint = analysis.best_checkpoint_path or "none kept"
     return [line, Text("\n".join(written)), _safe(f"checkpoint: {checkpoint}"), Text()]
 
 
 def _table(analysis: Analysis, rows: int, width: int) -> Table:
-    # Where no trial keeps the limits, their values show how far they are from it.
+    # Values are shown even if no trial meets the limits.
     scored, best = analysis.is_scored, analysis.best_trial if analysis.has_best else None
     found = varying_parameters(analysis)
     shown = found[: max(0, (width - _FIXED_WIDTH) // _COLUMN_WIDTH)]
@@ -143,10 +143,10 @@ def watch(
     rows: int = 20,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Analysis:
-    """Show a running experiment again every `interval_s` seconds until it is finished or interrupted.
+    """Refresh the view of a running experiment every `interval_s` seconds until it has ended.
 
-    Ctrl-C ends it; the last view stays on the screen. Where the console is not a terminal, only that is
-    printed. Returns the experiment as it was seen last.
+    Ctrl-C ends the view. The last one stays on the screen; if the console is not a terminal, only that one is
+    printed. Returns the experiment as it was last read.
     """
 
     def fitting(seen: Analysis) -> Group:

@@ -1,4 +1,4 @@
-"""Facts of one trial's record: when its reports came, its ranks and hosts, its start, its error."""
+"""Details of one trial's record: the times of its reports, its ranks and hosts, its start, its error."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 def report_times(trial: TrialRecord) -> np.ndarray:
     """Return the Unix time of each report in seconds, shape (reports,); NaN if it is not recorded.
 
-    Tune writes whole seconds. The time that training took, counted back from the moment of the last report,
-    gives the fraction; it is used only if it agrees with what is written.
+    Tune records whole seconds. The fraction comes from the training times, counted back from the end of the
+    last report, and stays within the recorded second.
     """
     stamps = np.array([seconds(row.get("timestamp")) for row in trial.reports], dtype=float)
     spent = np.array([seconds(row.get("time_total_s")) for row in trial.reports], dtype=float)
@@ -48,7 +48,7 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def iterations_of(trial: TrialRecord) -> int:
-    """Return the number of the trial's last iteration; 0 if there is none."""
+    """Return the trial's highest iteration; 0 if there is none."""
     return max((iteration_of(row) or 0 for row in trial.reports), default=0)
 
 
@@ -77,7 +77,7 @@ def error_line(text: str | None) -> str | None:
         cause = next((line for line in lines[frames[-1] :] if not line[0].isspace()), cause)
     if rank is None or cause.endswith(rank):
         return _CLASS_OF_A_RANKS_ERROR.sub("", cause)
-    # Of a process that is gone, Ray has a paragraph.
+    # Ray describes a lost process in a paragraph, of which the first sentence is enough.
     return f"{rank} {cause.split('. ')[0]}" if " died:" in rank else f"{rank} {cause}"
 
 
@@ -95,7 +95,7 @@ def ranks_of(trial: TrialRecord) -> int | None:
 def hosts_of(trial: TrialRecord) -> list[str] | None:
     """Return the host of each rank from the trial's reports; None if they lack it.
 
-    A function may report a `hosts` of its own: one that is not in Horovod's notation for this many ranks.
+    A `hosts` that is not in Horovod's notation for this many ranks is a metric of the user's.
     """
     hosts = (trial.last_result or {}).get("hosts")
     found = [_HOST.fullmatch(each) for each in hosts.split(",")] if isinstance(hosts, str) else [None]
@@ -106,15 +106,15 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
 
 
 def start_seconds(trial: TrialRecord) -> float | None:
-    """Return from the trial's reports how long its start took."""
+    """Return how many seconds the trial's start took, from its last report; None if it lacks that."""
     return seconds((trial.last_result or {}).get("start_s"))
 
 
 def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Return when drivers ran a trial: for each session when its start-up began, its training, and its end.
+    """Return the periods in which drivers ran a trial: when start-up and training began, and the end.
 
-    All are Unix times; `sessions` are those at which the experiment's drivers started. Between the trial's
-    last report before such a start and the first one after it, no driver ran it.
+    All are Unix times in seconds; `sessions` are those at which the experiment's drivers started. A
+    period ends with the trial's last report before the next driver's start.
     """
     first = start_span(trial)
     if first is None:
@@ -136,14 +136,14 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 
 
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
-    """Return when a trial's start-up and its training began (Unix time, seconds); None before it began.
+    """Return when a trial's start-up and its training began (Unix time, seconds); None before its start.
 
-    Tune notes the moment from which it waits for reports. Workers that a trial starts within its first step
-    start after that moment, and the first report's time covers it; otherwise they were started before it.
+    Tune records when it begins to wait for reports. Workers that a trial starts in its first step start after
+    that, so the first report's time includes their start; otherwise they were started before.
     """
     if trial.start_time is None:
         return None
-    report = trial.rows[0] if trial.rows else trial.last_result or {}  # a later one may be of another start
+    report = trial.rows[0] if trial.rows else trial.last_result or {}  # a later one may be from another start
     spent = seconds(report.get("start_s")) or 0.0
     first = seconds(trial.rows[0].get("time_total_s")) if trial.rows else None
     if first is not None and spent <= first:

@@ -15,8 +15,8 @@ from horovod_tune.analysis.frames import flatten
 from horovod_tune.analysis.reader.records import Domain
 from horovod_tune.analysis.results import Analysis
 
-_LOG_SPAN = 100.0  # without a written space, positive numbers over two decades may get a logarithmic axis
-_LOG_MEDIAN = 0.25  # … if half of them lie below this part of the largest, as evenly spread ones do not
+_LOG_SPAN = 100.0  # if the space is not recorded, positive numbers over two decades may get a log axis
+_LOG_MEDIAN = 0.25  # … if their median is below this fraction of the largest (half, if evenly spread)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")  # <Net object at 0x7f0c4c0b3d90>
 _FARTHEST = 1e30
 _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
@@ -39,9 +39,9 @@ class Parameter:
 
     @property
     def positions(self) -> np.ndarray:
-        """Each trial's position on the axis, shape (trials,): log10 of a logarithmic one, a category's rank.
+        """Each trial's position on the axis, shape (trials,); NaN if the trial lacks the parameter.
 
-        NaN if the trial lacks the parameter.
+        On a logarithmic axis it is the log10, for a category its index.
         """
         if self.kind == "category":
             ranks = {text: float(rank) for rank, text in enumerate(self.categories)}
@@ -88,9 +88,9 @@ def varying_parameters(analysis: Analysis) -> list[Parameter]:
 
 
 def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """Return a flat configuration; a list is one option, unless its elements have their own ranges.
+    """Return a flat configuration; a list is one value, unless its elements have their own ranges.
 
-    An object's address is left out: it differs in each trial.
+    Addresses of objects are left out, because they differ in each trial.
     """
     found: dict[str, Any] = {}
     for name, value in config.items():
@@ -120,7 +120,7 @@ def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Par
 
 
 def _ordered(values: Sequence[Any]) -> tuple[str, ...]:
-    """Return categories as text: numbers by size, the rest by the alphabet."""
+    """Return categories as text: numbers by size, then the rest alphabetically."""
 
     def key(value: Any) -> tuple[int, float, str]:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:

@@ -1,4 +1,4 @@
-"""What the launcher hands its ranks, without Ray: only their workers' infos are needed."""
+"""The assignments that the launcher gives its ranks, from their workers' infos, without Ray."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def assign() -> Any:
     ("nics", "of_the_machine", "in_the_rank"),
     [
         (None, None, "=lo"),
-        (None, "eth9", "eth9"),  # the machine's own setting knows more than we do
+        (None, "eth9", "eth9"),  # the machine's own setting takes precedence
         ("ib0", None, "=ib0"),
         ("ib0", "eth9", "=ib0"),
     ],
 )
-def test_what_a_rank_with_a_gpu_tells_nccl(
+def test_a_rank_with_a_gpu_gets_settings_for_nccl(
     assign: Any,
     monkeypatch: pytest.MonkeyPatch,
     nics: str | None,
@@ -59,7 +59,7 @@ def test_what_a_rank_with_a_gpu_tells_nccl(
     assert os.environ["HOROVOD_GLOO_IFACE"] == (nics or "lo")
 
 
-def test_a_rank_without_a_gpu_tells_nccl_nothing(assign: Any) -> None:
+def test_a_rank_without_a_gpu_gets_no_settings_for_nccl(assign: Any) -> None:
     assignment = assign(nics="ib0")
     assert "NCCL_SOCKET_IFNAME" not in assignment.environment | assignment.defaults
 

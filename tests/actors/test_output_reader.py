@@ -1,4 +1,4 @@
-"""What a training actor reads of its own output: the news, and the stall inspector's last message."""
+"""What a training actor reads of its own output: new text, and the stall inspector's last message."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_is_new_is_taken_once_without_rays_markers(streams):
     assert reader.take() == b"second\n"
 
 
-def test_much_news_keeps_its_beginning_and_its_end(streams):
+def test_long_output_keeps_its_beginning_and_its_end(streams):
     out, err = streams
     reader = OutputReader([str(out), str(err)])
     lines = [f"line {number}\n" for number in range(10_000)]
@@ -88,7 +88,7 @@ def test_the_end_of_a_stall_is_found_behind_its_warnings(streams):
     """At the default of 1800 s Horovod has warned 29 times before."""
     out, err = streams
     reader = OutputReader([str(out), str(err)])
-    assert reader.stall_report() == "", "what is there is of the trial before"
+    assert reader.stall_report() == "", "what is there is from the trial before"
     for minute in range(1, 30):
         write(err, WARNING.format(minute=minute) + "something of the script's own\n")
     assert reader.stall_report() == WARNING.format(minute=29).rstrip("\n")
@@ -98,14 +98,14 @@ def test_the_end_of_a_stall_is_found_behind_its_warnings(streams):
     assert reader.stall_report() == END.rstrip("\n")
 
 
-def test_a_stall_of_many_ranks_is_told_in_few_lines(streams):
+def test_a_stall_of_many_ranks_is_described_in_few_lines(streams):
     out, err = streams
     reader = OutputReader([str(out), str(err)])
     header, missing, _rank, last = END.splitlines()
     write(err, "\n".join([header, missing, *(f"{n}!: [allreduce.x]" for n in range(500)), last, "more"]))
-    told = reader.stall_report().splitlines()
-    assert told[:3] == [header, missing, "0!: [allreduce.x]"] and told[-1] == last
-    assert len(told) == STALL_LINES
+    lines = reader.stall_report().splitlines()
+    assert lines[:3] == [header, missing, "0!: [allreduce.x]"] and lines[-1] == last
+    assert len(lines) == STALL_LINES
 
 
 def test_the_ranks_that_a_collective_waits_for_are_those_of_messages_since_the_last_question(streams):

@@ -53,5 +53,5 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def seen_by_driver(experiments: Path) -> dict[str, dict[str, object]]:
-    """What Tune's own analysis said of each experiment in the process that ran it."""
+    """Tune's own analysis of each experiment, from the process that ran it."""
     return json.loads((experiments / "seen_by_driver.json").read_text())

@@ -23,7 +23,7 @@ PICKLES = (
     b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",  # a list in a list in …
     b"\x80\x04)" + b"\x85" * 200_000 + b"N\x86.",  # a tuple in a tuple in …
     b"\x80\x04}(" + b")" + b"\x85" * 200_000 + b"Nu.",  # … as a dictionary's key
-    b"\x80\x04Nr\xff\xff\xff\xff.",  # a place of the memo that would take 64 GB
+    b"\x80\x04Nr\xff\xff\xff\xff.",  # an index of the memo that would take 64 GB
     b"\x80\x04cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x80\x01\x85R.",  # 6 GB of zeros
     b"\x80\x04]\x94" + b"(h\x00h\x00e\x94" * 50 + b".",  # a list within itself
     pickle.dumps([10**5000, {(1, 2): {3: "\ud800"}}, -0.0, {b"k": {1j}}]),
@@ -146,7 +146,7 @@ def other_kind(path: Path, rng: random.Random) -> None:
 
 
 def rename(path: Path, rng: random.Random) -> None:
-    """Give the file, or its folder, a name that nobody expects."""
+    """Give the file, or its folder, an unexpected name."""
     place = path.parent if rng.random() < 0.5 and "result" in path.name else path
     name = rng.choice(
         (b"\xff\xfe", b"a\nb\x1b[2J", b"=cmd", "\u202ex".encode(), b"checkpoint_000001.part", b" ")

@@ -46,7 +46,7 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         reuse_actors=True,
         callbacks=[ProgressCallback(stream=said)],
     )
-    assert analyze(tmp_path / "experiment").mode == "min", "tune.run itself writes no mode down"
+    assert analyze(tmp_path / "experiment").mode == "min", "tune.run itself records no mode"
     for analysis in (analyze(result), analyze(tmp_path / "experiment")):
         assert analysis.best_config == result.best_config == {"lr": 0.1}
         table = analysis.dataframe()
@@ -58,7 +58,7 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         drawn = series.timeline(analysis)
         assert {row.rpartition(" ")[0] for row in drawn.rows} == {socket.gethostname()}
         assert drawn.unit == "hosts' slots"
-        assert len(drawn.bars) == 4, "two ranks a trial"
+        assert len(drawn.bars) == 4, "two ranks per trial"
         assert drawn.bars["begin"].lt(drawn.bars["trained"]).all(), "the start-up is known"
     for trial in result.trials:
         assert scalars(Path(trial.path))["ray/tune/loss"][:3] == pytest.approx(

@@ -1,4 +1,4 @@
-"""A folder that somebody else made: each bad part is named, the rest is shown, none reaches further."""
+"""Untrusted folders: each bad part is named, the rest is shown, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_deep_is_cut_off():
     within.append({"deep": within})
     cut: list[str] = []
     assert len(str(plain(within, cut))) < 500
-    assert cut == ["nested more than 32 deep"]
+    assert cut == ["data nested more than 32 deep"]
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b"1" * 5000, b"{", b"\xff"])
@@ -185,7 +185,7 @@ def test_no_text_of_a_search_steers_the_terminal_while_it_runs(view):
     assert r"\x1b]0;title" in stream.getvalue()
 
 
-def test_control_characters_are_written_out_and_text_is_not_touched():
+def test_control_characters_are_escaped_and_text_is_unchanged():
     assert printable("größe\n\tµ 日本 🙂") == "größe\n\tµ 日本 🙂"
     assert one_line("a\nb\r\x9b\u202e") == r"a\nb\r\x9b\u202e"
 

@@ -1,4 +1,4 @@
-"""The last screen of a search, from what is known of its trials."""
+"""The last screen of a search, for made-up trials."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def search(mode: str | None, **values: list[float]) -> Progress:
     return progress
 
 
-def test_the_best_trial_is_the_one_with_the_best_last_value_as_tune_says() -> None:
+def test_the_best_trial_is_the_one_with_the_best_last_value_as_in_tune() -> None:
     progress = search("min", a=[3.0, 2.0], b=[1.0, 5.0])
     config = {"opt": {"lr": [0.1, 0.2]}, "epochs": 2}
     trials = [trial("a", config, "opt/lr/1", loss=2.0), trial("b", {}, loss=5.0)]
@@ -58,7 +58,7 @@ def test_names_that_are_no_paths_of_the_configuration_are_no_reason_to_fail() ->
         assert f"best config  {config!r}\n" in text
 
 
-def test_without_a_metric_it_says_how_to_give_one() -> None:
+def test_without_a_metric_the_commands_show_how_to_pass_one() -> None:
     text = last_screen([trial("a", {}, loss=1.0)], search(None, a=[1.0]))
     assert "best" not in text
     assert "horovod-tune show /results --metric NAME --mode min|max" in text
@@ -102,7 +102,7 @@ def test_no_command_is_printed_for_a_filesystem_that_no_uri_reaches() -> None:
 
 
 def test_a_metric_keeps_its_value_until_it_is_reported_again() -> None:
-    """As `analyze` and the searcher have it: an evaluation may come with some reports only."""
+    """As in `analyze` and the searcher: only some reports may have an evaluation."""
     one, other = trial("a", {}, loss=1.0), trial("b", {}, loss=2.0)
     for each, latency in ((one, 50.0), (other, 10.0)):
         each.metric_analysis = {"cost/ms": {"last": latency}}

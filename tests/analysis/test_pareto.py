@@ -29,7 +29,7 @@ def by_definition(values, modes):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_front_is_what_nothing_beats(seed):
+def test_the_front_is_what_nothing_dominates(seed):
     rng = np.random.default_rng(seed)
     metrics = rng.integers(1, 5)
     modes = [str(mode) for mode in rng.choice(["min", "max"], metrics)]
@@ -37,7 +37,7 @@ def test_the_front_is_what_nothing_beats(seed):
     assert non_dominated(values, modes).tolist() == by_definition(values.tolist(), modes)
 
 
-def test_what_is_not_finite_is_in_no_front():
+def test_rows_that_are_not_finite_are_never_on_the_front():
     values = np.array([[np.nan, 0.0], [-np.inf, 0.0], [1.0, 1.0]])
     assert non_dominated(values, ["min", "min"]).tolist() == [False, False, True]
     assert non_dominated(np.empty((0, 2)), ["min", "min"]).tolist() == []
@@ -100,7 +100,7 @@ def test_with_scope_all_every_report_counts():
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"accuracy": "max"}, "metrics must have two or more"),
+        ({"accuracy": "max"}, "metrics must name at least two"),
         ({"accuracy": "max", "loss": "low"}, "the mode of 'loss' must be"),
         (
             {"accuracy": "max", "size": "min"},
@@ -108,7 +108,7 @@ def test_with_scope_all_every_report_counts():
         ),
     ],
 )
-def test_a_front_of_what_is_not_there_is_refused(metrics, message):
+def test_a_front_of_missing_metrics_is_refused(metrics, message):
     with pytest.raises(ValueError, match=message):
         with_latency(5).pareto_front(metrics)
 
@@ -121,14 +121,14 @@ def test_a_limit_is_read_as_it_is_written():
             parse_limit(text)
 
 
-def test_a_limit_is_kept_from_the_first_report_that_has_its_metric():
+def test_a_limit_is_met_from_the_first_report_that_has_its_metric():
     rows = [{"loss": 1}, {"loss": 2, "ms": 30}, {"loss": 3}, {"ms": float("nan")}, {"ms": 10}]
     assert kept(rows, [parse_limit("ms <= 20")]) == [False, False, False, False, True]
     assert kept(rows, []) == [True] * 5
 
 
 @pytest.mark.parametrize("scope", ["last", "all"])
-def test_the_best_keeps_the_limits(scope):
+def test_the_best_meets_the_limits(scope):
     free = with_latency()
     best = free.best_result["latency_ms"]
     bound = best - 1e-9
@@ -144,7 +144,7 @@ def test_the_best_keeps_the_limits(scope):
     assert all(analysis.pareto_front(AIMS).points[:, 1] <= bound)
 
 
-def test_limits_that_nothing_keeps_or_nobody_reported_are_said():
+def test_limits_that_no_result_meets_or_no_trial_reported_are_named():
     nothing = with_latency(5, "latency_ms < 0")
     assert not nothing.has_best
     with pytest.raises(ValueError, match="within latency_ms < 0"):
@@ -201,7 +201,7 @@ def test_the_front_can_be_drawn():
     front = analysis.pareto_front(AIMS)
     assert len(figure.data[-1].x) == int(front.on_front.sum())
     assert figure.layout.xaxis.title.text == "accuracy (higher is better)"
-    with pytest.raises(ValueError, match="a picture has two metrics, got 3"):
+    with pytest.raises(ValueError, match="metrics must name two to be drawn, got 3"):
         plots.pareto_front(analysis, AIMS | {"loss": "min"})
 
 
@@ -219,9 +219,9 @@ def test_an_experiment_shows_itself_in_a_notebook():
     assert "does not record its" in hostile._repr_html_()
 
 
-def test_an_experiment_that_looked_for_a_front_says_where_it_is():
+def test_the_error_for_a_search_of_several_metrics_names_pareto_front():
     analysis = with_latency(5)
     record = replace(analysis.record, metric=None, mode=None, front=AIMS)
     several = Analysis(record, analysis.folder, metric=None, mode=None)
-    with pytest.raises(ValueError, match=r"\(accuracy and latency_ms\), see pareto_front\(\)"):
+    with pytest.raises(ValueError, match=r"\(accuracy and latency_ms; see pareto_front\(\)\)"):
         several.best_config  # noqa: B018

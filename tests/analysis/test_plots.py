@@ -1,4 +1,4 @@
-"""Every picture draws what it should, with three trials, with a thousand, and with nothing to draw."""
+"""Every plot, with three trials, with a thousand, and with nothing to draw."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def said(figure) -> str:
 
 @pytest.mark.parametrize("name", ONE_FIGURE)
 @pytest.mark.parametrize("trials", [3, 1000])
-def test_each_picture_is_one_call_and_returns_a_figure(name, trials):
+def test_each_plot_is_one_call_and_returns_a_figure(name, trials):
     figure = getattr(plots, name)(made_experiment(trials))
     assert isinstance(figure, go.Figure)
     assert figure.data or "at least 10 trials" in said(figure)
@@ -61,12 +61,12 @@ def test_learning_curves_draw_every_trial_once():
         plots.learning_curves(few, against="epoch")
 
 
-def test_a_restarted_trial_is_drawn_from_its_new_start(experiments):
+def test_the_curve_of_a_restarted_trial_has_a_gap(experiments):
     figure = plots.learning_curves(analyze(experiments / "failing", metric="loss", mode="min"))
     assert sum(int(np.isnan(trace.y).sum()) for trace in figure.data) == 1, "one trial has two attempts"
 
 
-def test_searchers_are_compared_on_one_picture():
+def test_searchers_are_compared_in_one_plot():
     one, two = made_experiment(20, name="ours"), made_experiment(20, seed=5, name="random")
     assert names(plots.best_so_far([one, two], against="trials")) == ["ours", "random"]
     seeds = [made_experiment(20, seed=seed) for seed in range(3)]
@@ -104,13 +104,13 @@ def test_the_importances_find_what_matters_and_name_their_method():
     assert names[0] == "lr" and bars.x[0] > 0.5 and bars.x[names.index("net/width")] < 0.05
     assert "permutation importance on a random forest (scikit-learn)" in said(figure)
     assert float(re.search(r"held-out trials: ([\d.]+)$", said(figure))[1]) > 0.8
-    assert figure == plots.importance(made_experiment(200)), "the same again"
+    assert figure == plots.importance(made_experiment(200)), "the same each time"
     assert "at least 10 trials with a value and a hyperparameter that varies; there are 4 and 5" in said(
         plots.importance(made_experiment(4))
     )
 
 
-def test_importances_of_noise_say_that_they_mean_nothing():
+def test_importances_of_noise_are_called_meaningless():
     made = made_experiment(60, asha=False)
     noise = np.random.default_rng(0).normal(size=60)
     trials = tuple(
@@ -137,7 +137,7 @@ def test_start_up_that_is_not_known_is_not_drawn(experiments):
 
 
 @pytest.mark.parametrize("name", ["learning_curves", "best_so_far", "parallel_coordinates"])
-def test_without_values_a_picture_says_so(name):
+def test_a_plot_without_values_has_a_text_instead(name):
     analysis = made_experiment(2)
     trials = tuple(
         replace(t, rows=({"loss": float("nan"), "training_iteration": 1},), last_result=None)

@@ -51,7 +51,7 @@ ray.shutdown()
 
 
 def searches(folder: Path) -> list[str]:
-    """Run two searches in a folder; return what was said of the one in plain lines and of the other live."""
+    """Run two searches in a folder; return the output of one in plain lines, and of the other live."""
     program = folder / "search.py"
     program.write_text(SCRIPT)
     environment = os.environ | {
@@ -70,7 +70,7 @@ def going(total: int | None = 8, **more: object) -> Progress:
     return progress
 
 
-def test_the_best_so_far_is_told_once_and_nan_is_not():
+def test_the_best_so_far_is_shown_once_and_nan_never():
     progress = going()
     assert progress.reported("t0", {"loss": 2.0, "training_iteration": 1}, 12.0)
     assert not progress.reported("t1", {"loss": 2.0, "training_iteration": 1}, 13.0), "a tie"
@@ -109,7 +109,7 @@ def test_a_time_budget_bounds_the_time_left():
     assert progress.left_s(100.0) == 0.0
 
 
-def test_lines_say_what_is_known_and_no_more():
+def test_lines_have_what_is_known_and_no_more():
     progress = going(total=None)
     assert progress.summary(20.0) == "0 trials ended · 2 running · 20 s"
     progress.reported("t0", {"loss": 0.5, "training_iteration": 4}, 20.0)
@@ -175,7 +175,7 @@ def test_wrong_arguments_are_named(arguments, message):
         ProgressCallback(**arguments)
 
 
-def test_a_paused_trial_is_said_to_be_and_to_go_on():
+def test_a_trial_that_pauses_and_continues_is_shown():
     callback, stream = callback_of(3)
     trials = [running("a"), running("b")]
     for trial in trials:
@@ -209,7 +209,7 @@ def callback_of(total: int | None = None, **settings: object) -> tuple[ProgressC
 
 
 def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace:
-    """One of Tune's trials that an earlier session has run."""
+    """One of Tune's trials, which an earlier session has run."""
     return SimpleNamespace(
         trial_id=name,
         status=status,
@@ -261,7 +261,7 @@ def test_a_resumed_search_with_nothing_left_to_do_counts_the_restored_trials():
     assert "nan" not in stream.getvalue()
 
 
-def test_a_search_that_ends_in_an_error_before_a_trial_has_ended_says_no_more_than_that():
+def test_a_search_that_ends_in_an_error_before_any_trial_prints_nothing():
     callback, stream = callback_of(3)
     try:
         raise ValueError("as Tune handles it")
@@ -270,7 +270,7 @@ def test_a_search_that_ends_in_an_error_before_a_trial_has_ended_says_no_more_th
     assert stream.getvalue() == ""
 
 
-def test_an_elastic_trial_says_when_its_number_of_ranks_changes():
+def test_a_change_of_an_elastic_trials_ranks_is_shown():
     callback, stream = callback_of(every_s=30.0)
     trial = SimpleNamespace(trial_id="a")
     for step, ranks in enumerate((4, 4, 3, 3, 4)):
@@ -285,7 +285,7 @@ def test_the_callback_travels_as_tune_pickles_it():
 
 
 @pytest.mark.slow
-def test_real_searches_tell_their_progress_in_plain_lines_and_live_beside_tunes_reporter(tmp_path):
+def test_real_searches_show_their_progress_in_plain_lines_and_live_with_tunes_reporter(tmp_path):
     folder, said, live = tmp_path, *searches(tmp_path)
     lines = said.splitlines()
     assert sum(" started  x=" in line for line in lines) == 3

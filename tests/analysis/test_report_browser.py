@@ -1,7 +1,7 @@
 """The report in a real headless Chromium, driven through ChromeDriver: what a person would do and see.
 
-Skipped, and said so, where Chromium or ChromeDriver is missing (in Debian the packages chromium and
-chromium-driver). With REPORT_SCREENSHOTS=FOLDER the pictures that are taken stay there to be looked at.
+Skipped if Chromium or ChromeDriver is missing (in Debian the packages chromium and chromium-driver). With
+REPORT_SCREENSHOTS=FOLDER the screenshots are kept there.
 """
 
 from __future__ import annotations

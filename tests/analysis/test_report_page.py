@@ -122,14 +122,14 @@ def test_failures_are_grouped_with_their_tracebacks(experiments):
     assert sum(map(int, counted)) == len(made_experiment(400).errors())
 
 
-def test_facts_say_what_is_known_and_what_is_not(experiments):
+def test_the_summary_has_what_is_recorded_and_what_is_not(experiments):
     known = dict(run_summary(analyze(experiments / "distributed")))
-    assert known["Ranks of a trial"] == "2"
-    assert known["Resources of a trial"] == "2 CPU"
+    assert known["Ranks per trial"] == "2"
+    assert known["Resources per trial"] == "2 CPU"
     assert known["Machines"] == "one"
     assert "horovod_tune" in known["Versions"] and "ray 2" in known["Versions"]
     plain = dict(run_summary(analyze(experiments / "asha")))
-    assert plain["Ranks of a trial"] == "not written down"
+    assert plain["Ranks per trial"] == "not recorded"
     assert plain["Scheduler"].startswith("AsyncHyperBandScheduler(")
     assert plain["Trials"] == "9 (9 terminated)"
 
@@ -147,7 +147,7 @@ def test_what_could_not_be_read_is_on_the_page(experiments, tmp_path):
     home = written(made_experiment(3), tmp_path)
     (home / "train_abcd1_00001" / "result.json").write_text('{"loss": 1')
     text = render(analyze(home, mode="min"))
-    assert "could not be read whole" in text
+    assert "could not be read completely" in text
     assert "half-written report" in text
 
 
@@ -164,7 +164,7 @@ def test_five_thousand_trials_make_a_page_of_twelve_megabytes_at_most():
 
 
 def test_the_noise_scale_that_large_batch_reports_is_drawn_like_any_metric():
-    """As long as the gradient cannot be told from noise it is infinite."""
+    """It is infinite while the gradient cannot be distinguished from noise."""
     made = made_experiment(3, asha=False)
     scales = [math.inf, math.inf, *(30.0 * number for number in range(1, 26))]
     told = [

@@ -48,14 +48,14 @@ def test_the_guides_attributes_are_there(experiments):
         assert (Path(folder) / "steps").read_text() == "6"
 
 
-def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
+def test_without_metric_and_mode_the_error_names_what_to_pass(experiments):
     with pytest.raises(
         ValueError, match=r"does not record its metric and mode.*reported: loss, accuracy, deep/loss"
     ):
         _ = analyze(experiments / "no_metric").best_config
     analysis = analyze(experiments / "no_metric", metric="deep/loss", mode="max")
     assert analysis.best_value == analysis.best_result["deep"]["loss"]
-    with pytest.raises(ValueError, match="records metric 'loss', and not the mode of 'accuracy': pass"):
+    with pytest.raises(ValueError, match="records metric 'loss', but not the mode of 'accuracy': pass"):
         _ = analyze(experiments / "distributed", metric="accuracy").best_config
 
 
@@ -114,7 +114,7 @@ def test_a_wrong_argument_is_named(experiments, arguments, message):
         analyze(experiments / "random", **arguments)
 
 
-def test_an_unknown_metric_is_answered_with_those_reported(experiments):
+def test_the_error_for_an_unknown_metric_lists_those_reported(experiments):
     with pytest.raises(ValueError, match="no trial reported a number named 'los'; reported: loss, accuracy"):
         _ = analyze(experiments / "random", metric="los", mode="min").best_trial
 
@@ -129,11 +129,11 @@ def test_what_is_no_experiment_is_refused(tmp_path):
 
 
 def test_a_folder_of_experiments_names_them(experiments):
-    with pytest.raises(ValueError, match="it holds experiments of its own: asha, distributed"):
+    with pytest.raises(ValueError, match="it contains experiments: asha, distributed"):
         analyze(experiments)
 
 
-def test_a_row_a_trial_keeps_types(experiments):
+def test_the_frame_of_trials_keeps_types(experiments):
     table = analyze(experiments / "random").dataframe()
     assert len(table) == 4
     assert table["config/net/width"].dtype == "int64"
@@ -143,7 +143,7 @@ def test_a_row_a_trial_keeps_types(experiments):
     assert set(table["status"]) == {"TERMINATED"}
     assert str(table["start"].dt.tz) == "UTC"
     assert ((table["end"] - table["start"]).dt.total_seconds() > 0).all()
-    assert table["ranks"].isna().all(), "a plain function says nothing of ranks, and nothing is invented"
+    assert table["ranks"].isna().all(), "a plain function reports no ranks, and none are invented"
     assert (table["iterations"] == 4).all()
     diverging = analyze(experiments / "diverging").dataframe()
     assert diverging["accuracy"].isna().sum() == 1
@@ -170,7 +170,7 @@ def test_hosts_are_read_where_they_are_ours_and_not_a_metric_of_the_functions_ow
     assert hosts_of(replace(trial, last_result=told)) == hosts
 
 
-def test_a_row_a_report_has_times_that_never_run_backwards(experiments):
+def test_times_in_the_history_never_run_backwards(experiments):
     history = analyze(experiments / "random").history()
     assert len(history) == 16
     assert history["training_iteration"].dtype == "int64"
@@ -231,7 +231,7 @@ def test_under_pbt_the_best_configuration_is_the_one_that_reported(experiments):
 def test_a_killed_experiment_is_read_from_what_the_driver_left(killed, monkeypatch):
     analysis = analyze(killed)
     table = analysis.dataframe()
-    assert analysis.state == "running", "for eleven minutes nobody can tell it from one that runs"
+    assert analysis.state == "running", "for eleven minutes it cannot be told from one that runs"
     assert (analysis.metric, analysis.mode) == ("loss", "min")
     assert len(table) >= 2
     assert len(analysis.history()) >= 4

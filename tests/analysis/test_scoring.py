@@ -1,4 +1,4 @@
-"""Metrics of a report, columns of a frame, and the line that says why a trial failed."""
+"""Metrics of a report, columns of a frame, and the line on why a trial failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_tune.analysis.scoring import value_of
 from horovod_tune.analysis.trial_details import error_line
 
 
-def test_a_metric_may_be_nested_or_hold_a_slash():
+def test_a_metric_may_be_nested_or_contain_a_slash():
     assert value_of({"a/b": 1, "a": {"b": 2}}, "a/b") == 1.0
     assert value_of({"a": {"b": {"c": 3}}}, "a/b/c") == 3.0
     assert value_of({"a": {"b/c": 3}, "a/b": {"d": 4}}, "a/b/c") == 3.0
@@ -67,7 +67,7 @@ def test_columns_of_rows_with_different_keys_keep_whole_numbers_whole():
         ),
     ],
 )
-def test_the_line_that_says_what_went_wrong(text, line):
+def test_a_failure_becomes_one_line(text, line):
     assert error_line(text) == line
 
 

@@ -1,4 +1,4 @@
-"""The numbers behind the pictures: curves, best so far, timelines, hyperparameters."""
+"""The numbers behind the plots: curves, best so far, timelines, hyperparameters."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_ranks_never_share_a_row_at_one_time():
     found = series.timeline(made_experiment(80))
     assert found.unit == "hosts' slots"
     assert all(row.startswith("node-") for row in found.rows)
-    assert len(found.bars) == 160, "two ranks a trial"
+    assert len(found.bars) == 160, "two ranks per trial"
     for _, bars in found.bars.groupby("row"):
         assert (bars["end"] <= bars["begin"].shift(-1, fill_value=math.inf) + 0.01).all()
 
 
-def test_unknown_ranks_make_a_row_a_trial(experiments):
+def test_if_ranks_are_unknown_a_row_is_a_slot_for_one_trial(experiments):
     analysis = analyze(experiments / "random")
     found = series.timeline(analysis)
     assert found.unit == "trials at once"
@@ -46,7 +46,7 @@ def test_unknown_ranks_make_a_row_a_trial(experiments):
     assert found.bars["rank"].isna().all() and (found.bars["begin"] == found.bars["trained"]).all()
 
 
-def test_start_up_lies_in_the_first_report_where_that_has_room_for_it():
+def test_start_up_is_part_of_the_first_reports_time_if_it_fits():
     trial = made_experiment(1).trials[0]
     assert trial.rows[0]["start_s"] == 2.5
     assert start_span(trial) == (trial.start_time, trial.start_time + 2.5)
@@ -56,13 +56,13 @@ def test_start_up_lies_in_the_first_report_where_that_has_room_for_it():
     assert start_span(replace(trial, start_time=None)) is None
 
 
-def test_diverged_trials_do_not_press_the_others_flat():
+def test_diverged_trials_do_not_flatten_the_others():
     values = np.array([*np.linspace(0.1, 1.0, 50), 1e6])
     low, high, beyond = series.robust_limits(values, "min")
     assert (low < 0.1, high < 2, beyond) == (True, True, 1)
     low, high, beyond = series.robust_limits(-values, "max")
     assert (high > -0.1, low > -2, beyond) == (True, True, 1)
-    assert series.robust_limits(values, "max")[1] > 1e6, "the good end is shown whole"
+    assert series.robust_limits(values, "max")[1] > 1e6, "the good end is always shown"
     assert series.robust_limits(np.array([np.nan]), "min") == (0.0, 1.0, 1)
     few = np.array([0.1, 0.11, 0.12, 9.0])
     assert series.robust_limits(few, "min")[2] == 0, "a quarter of the values is not a few"
@@ -73,7 +73,7 @@ def test_diverged_trials_do_not_press_the_others_flat():
     )
 
 
-def test_hyperparameters_know_their_axes():
+def test_each_hyperparameter_has_its_axis():
     found = {one.name: one for one in varying_parameters(made_experiment(30))}
     assert list(found) == ["lr", "momentum", "batch_size", "net/act", "net/width"]
     assert found["lr"].log and found["lr"].kind == "numeric"
@@ -83,7 +83,7 @@ def test_hyperparameters_know_their_axes():
     assert found["lr"].positions == pytest.approx(np.log10(found["lr"].values))
 
 
-def test_without_a_written_space_axes_are_told_from_the_values():
+def test_without_a_recorded_space_axes_follow_from_the_values():
     analysis = made_experiment(30)
     found = {one.name: one for one in varying_parameters(changed(analysis, domains={}))}
     assert found["lr"].log, "two decades of positive numbers"
@@ -118,7 +118,7 @@ LATER = START + 1000.0  # the second driver's start
 
 @pytest.fixture
 def resumed() -> Analysis:
-    """Two trials side by side, 10 s a report; the second one's last two reports came after a resume."""
+    """Two trials side by side, 10 s per report; the second one's last two reports came after a resume."""
     made = made_experiment(2, asha=False)
     trials = []
     for trial in made.trials:

@@ -71,7 +71,7 @@ def test_the_best_comes_first_then_the_table_the_failures_and_the_facts():
     assert any(block in table for block in "▂▃▄▅▆▇")
 
 
-def test_where_no_trial_keeps_the_limits_it_says_so_and_shows_the_values():
+def test_if_no_trial_meets_the_limits_the_reason_and_the_values_are_shown():
     analysis = made_experiment(20)
     limits = [parse_limit("loss <= -1e9")]
     limited = Analysis(analysis.record, analysis.folder, metric="loss", mode="min", limits=limits)
@@ -87,7 +87,7 @@ def test_what_looks_like_markup_is_text():
     assert "[red]x[/red]" in text and "[bold]" in text
 
 
-def test_a_narrow_terminal_leaves_out_hyperparameters_and_says_so():
+def test_a_narrow_terminal_leaves_out_hyperparameters_and_counts_them():
     stream = io.StringIO()
     terminal.Console(file=stream, width=80).print(terminal.view(made_experiment(5), width=80))
     text = stream.getvalue()
@@ -95,7 +95,7 @@ def test_a_narrow_terminal_leaves_out_hyperparameters_and_says_so():
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_number_of_rows_that_is_none_is_named(home, capsys):
+def test_an_invalid_number_of_rows_is_named(home, capsys):
     with pytest.raises(SystemExit):
         run("show", home, "-n", "abc")
     assert "must be a whole number, got 'abc'" in capsys.readouterr().err

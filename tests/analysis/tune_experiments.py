@@ -1,6 +1,6 @@
 """Runs small Tune experiments of every kind: `python tune_experiments.py FOLDER NAME…`.
 
-A process of its own, so that a driver can be killed, and so that nothing of Ray stays in the tests' process.
+It has its own process, so that a driver can be killed, and no part of Ray stays in the tests' process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Distributed(tune.Trainable):
-    """Stands for a distributed trial: what its reports say besides the metrics."""
+    """Imitates a distributed trial: what its reports contain besides the metrics."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.steps = 0
@@ -106,7 +106,7 @@ def plan(name: str) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]
             perturbation_interval=2,
             hyperparam_mutations=lr,
             quantile_fraction=0.5,
-            synch=True,  # otherwise a busy machine may have one trial over before the other can learn from it
+            synch=True,  # otherwise one trial may end on a busy machine before the other can learn from it
         )
         return Distributed, lr, {"num_samples": 2, "scheduler": pbt}, {}
     if name == "no_metric":

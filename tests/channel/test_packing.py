@@ -1,4 +1,4 @@
-"""What comes from a rank is data, however it was made: it is understood or refused, and ends no process."""
+"""Messages from a rank, however malformed, are only data: accepted or refused, they end no process."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_channel_that_was_closed_here_has_nothing_more(ends: tuple[Channel, so
     assert channel.receive(0) == channel.receive(5.0) == channel.receive(None) == ([], False)
 
 
-def test_descriptors_beyond_those_of_select_are_heard() -> None:
+def test_descriptors_beyond_the_limit_of_select_are_polled() -> None:
     """A coordinator of a thousand ranks has some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1200:

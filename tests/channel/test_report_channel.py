@@ -1,4 +1,4 @@
-"""The short way between a coordinator and the ranks on its host: for invited ranks, and for data only."""
+"""The channel between a coordinator and the ranks on its host: only for authenticated ranks and data."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def ends() -> Iterator[tuple[CoordinatorChannel, RankChannel]]:
 
 
 def released(rank: RankChannel, count: int) -> list[tuple[int, float, CheckpointPlace | None]]:
-    """Return the next ``count`` releases that a rank receives."""
-    heard: list[Any] = []
+    """Return the next ``count`` acknowledgements that a rank receives."""
+    received: list[Any] = []
     done = threading.Event()
 
-    def hear(*release: Any) -> None:
-        heard.append(release)
-        if len(heard) == count:
+    def record(*release: Any) -> None:
+        received.append(release)
+        if len(received) == count:
             done.set()
 
-    threading.Thread(target=rank.listen, args=(hear,), daemon=True).start()
+    threading.Thread(target=rank.listen, args=(record,), daemon=True).start()
     assert done.wait(30)
-    return heard
+    return received
 
 
 def test_reports_arrive_in_order_with_their_types(ends: tuple[CoordinatorChannel, RankChannel]) -> None:
@@ -53,7 +53,7 @@ def test_reports_arrive_in_order_with_their_types(ends: tuple[CoordinatorChannel
     assert channel.receive() == []
 
 
-def test_a_release_brings_its_checkpoint_and_the_end_of_waiting(
+def test_an_acknowledgement_brings_its_checkpoint_and_the_end_of_waiting(
     ends: tuple[CoordinatorChannel, RankChannel],
 ) -> None:
     channel, rank = ends
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_left_to_the_other_way(ends: tuple[CoordinatorChann
     assert channel.receive() == []
 
 
-def test_only_who_shows_the_secret_is_let_in_and_only_once() -> None:
+def test_only_a_rank_with_the_secret_is_accepted_and_only_once() -> None:
     house = Listener()
     token = house.create_token(0)
     strangers = [RankChannel(replace(token, secret=bytes(32))), RankChannel(replace(token, secret=b""))]
@@ -88,7 +88,7 @@ def test_only_who_shows_the_secret_is_let_in_and_only_once() -> None:
     for one in [*strangers, again]:
         assert not one.report(1, Report(1, {"x": 1}))
     with pytest.raises(OSError, match="refused"):
-        RankChannel(token)  # nobody listens any more
+        RankChannel(token)  # the listener has closed it
     silent.close()
     channels[0].close()
 
@@ -112,9 +112,9 @@ def test_a_rank_that_does_not_read_never_holds_up_the_coordinator(
         sent += 1
         assert sent < 100_000
     assert sent
-    # However little of the last one fitted: a report still arrives, and what was sent is heard whole.
+    # However little of the last one fitted: a report still arrives, and what was sent is received completely.
     assert not channel.acknowledge(1, sent + 1, None)
     assert rank.report(1, Report(1, {"x": 1}))
     assert channel.receive() == [(1, Report(1, {"x": 1}))]
-    heard = released(rank, sent)
-    assert [index for _, index, _ in heard] == list(range(1, sent + 1))
+    received = released(rank, sent)
+    assert [index for _, index, _ in received] == list(range(1, sent + 1))

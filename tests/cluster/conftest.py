@@ -21,14 +21,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def hosts_possible() -> None:
-    """Skip with the reason where this machine cannot be several hosts."""
+    """Skip with the reason if this machine cannot simulate several hosts."""
     if reason := reason_to_skip(PROGRAMS):
         pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
 def jobs_possible(hosts_possible: None) -> None:
-    """Skip with the reason where Ray's job system cannot be had."""
+    """Skip with the reason if Ray's job system is not available."""
     try:
         job_packages()
     except FileNotFoundError as missing:
@@ -37,6 +37,6 @@ def jobs_possible(hosts_possible: None) -> None:
 
 @pytest.fixture(scope="session")
 def slurm_possible(hosts_possible: None) -> None:
-    """Skip with the reason where there is no Slurm."""
+    """Skip with the reason if Slurm is not installed."""
     if reason := reason_to_skip({**PROGRAMS, **SLURM_PROGRAMS}):
         pytest.skip(reason)

@@ -84,13 +84,13 @@ def run(training: Training, fault: Fault) -> dict[str, Any]:
 
 
 def fails(training: Training, told: int) -> bool:
-    """Wait until the trial fails or continues; return whether it failed."""
+    """Wait until the trial fails or continues; return True if it failed."""
     reports = len(training.seen())
     until = training.in_time_s
     wait_until(
         lambda: len(training.errors()) > told or len(training.seen()) > reports,
         timeout_s=until,
-        what="the trial to fail or to go on",
+        what="the trial to fail or continue",
     )
     return len(training.errors()) > told
 

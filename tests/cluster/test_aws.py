@@ -1,4 +1,4 @@
-"""`cluster/cluster.yaml` on AWS: moto plays EC2, and the lab's hosts are its instances."""
+"""`cluster/cluster.yaml` on AWS: moto simulates EC2, and the lab's hosts are its instances."""
 
 from __future__ import annotations
 

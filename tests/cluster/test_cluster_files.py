@@ -37,7 +37,7 @@ def test_ray_takes_the_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RAY_UP_FILES)
-def test_the_token_goes_to_every_node_and_nothing_listens_for_strangers(name: str) -> None:
+def test_the_token_goes_to_every_node_and_no_port_is_open_to_others(name: str) -> None:
     file = load(name)
     assert file["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     (head,) = (line for line in file["head_start_ray_commands"] if "--head" in line)

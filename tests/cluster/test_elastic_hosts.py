@@ -13,7 +13,7 @@ from steady import RESTART_S, Training, steady_training
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefixtures("hosts_possible")]
 RANKS = 3
-# Gloo is waited for half as long: what a host that says nothing costs.
+# Gloo is waited for half as long: what a host that does not respond costs.
 TIMEOUT_S = 30.0
 
 
@@ -39,7 +39,7 @@ def wait_for_ranks(training: Training, ranks: int) -> None:
 
 
 def lose(training: Training, rank: int, fault: object) -> str:
-    """Do the fault to the host of a rank, wait for a report of those left, and say how long it took."""
+    """Do the fault to the host of a rank, wait for a report of those left, and return how long it took."""
     wait_for_ranks(training, RANKS)
     host, process = training.hosts[rank], training.processes[rank]
     reports = len(training.seen())
@@ -47,14 +47,14 @@ def lose(training: Training, rank: int, fault: object) -> str:
     wait_until(
         lambda: any(f"{host}:{process}" not in each.places for each in training.seen()[reports:]),
         timeout_s=RESTART_S,
-        what="the others to go on",
+        what="the others to continue",
     )
     told = training.seen()[reports - 1 :]
     silent_s = max(after.time_s - before.time_s for before, after in pairwise(told))
     return f"{silent_s:.1f} s without a report, {told[-1].change_s:.2f} s of them after the loss was known"
 
 
-def test_the_others_go_on_without_a_host_out_of_reach_and_it_comes_back(training: Training) -> None:
+def test_the_others_continue_without_a_host_out_of_reach_and_it_comes_back(training: Training) -> None:
     lab = training.lab
     wait_for_ranks(training, RANKS)
     host = training.hosts[1]
@@ -65,7 +65,7 @@ def test_the_others_go_on_without_a_host_out_of_reach_and_it_comes_back(training
     wait_for_ranks(training, RANKS)
 
 
-def test_the_others_go_on_without_a_host_that_has_lost_its_power(training: Training) -> None:
+def test_the_others_continue_without_a_host_that_has_lost_its_power(training: Training) -> None:
     power_off = lambda training, host: training.lab.power_off(host)  # noqa: E731
     print(f"power off: {lose(training, 1, power_off)}")
     wait_for_ranks(training, RANKS - 1)

@@ -26,7 +26,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 @pytest.mark.parametrize(
     "fault", [pytest.param(fault, id=fault.name) for fault in FAULTS if fault.name in TESTED]
 )
-def test_the_trial_goes_on_or_fails_in_time_with_the_name_of_what_was_lost(
+def test_the_trial_continues_or_fails_in_time_with_the_name_of_what_was_lost(
     training: Training, fault: Fault
 ) -> None:
     print(run(training, fault))

@@ -19,7 +19,7 @@ from horovod_tune.coordinator.workers import Worker
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A simulated clock in place of the real one, also in the functions of Ray that the group calls."""
+    """A simulated clock instead of the real one, also in the functions of Ray that the group calls."""
     clock = Clock()
     receive = EventQueue.wait
 

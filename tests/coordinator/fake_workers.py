@@ -351,7 +351,7 @@ class FakeTrial:
         self.clock.call_later(after_s, lambda: self.actors[rank].reply_to_poll(*messages))
 
     def finish(self, *, after_s: float = 0.0) -> None:
-        """Let the function return on every rank: on rank 0 at once, on the others in ``after_s`` seconds."""
+        """Make the function return on every rank: on rank 0 now, on the others in ``after_s`` seconds."""
         for rank in range(len(self.actors)):
             self.send(rank, Finished(rank), after_s=after_s if rank else 0.0)
         assert self.group.next_event() == Finished(0)

@@ -207,7 +207,7 @@ def test_workers_that_cannot_be_stopped_are_killed(trial: Trial) -> None:
 
 
 def new_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
-    """Let the launcher create new workers next; the first one sends ``message``."""
+    """Make the launcher create new workers next; the first one sends ``message``."""
 
     def create() -> Any:
         actors = trial.workers.launcher.start()
@@ -231,7 +231,7 @@ def test_a_failed_start_is_an_error_and_the_next_trial_gets_new_workers(
 
 
 def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
-    """Let a second trial fail in reused workers; the first of the new ones sends ``message``."""
+    """Make a second trial fail in reused workers; the first of the new ones sends ``message``."""
     stop_at_once(trial)
     trial.actors[0].reply_to_poll(Report(1, {"n": 1}))
     assert trial.coordinator.next_result()

@@ -22,7 +22,7 @@ def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[...,
     assert trial.next_report().metrics == {"size": 2}
     assert trial.group.world.changes == ["rank 1 on host1 died"]
     assert trial.launcher.abandoned, "ranks that wait for the dead one fail at once"
-    assert [actor.rank for actor in trial.world] == [0, 1], "ranks are assigned anew"
+    assert [actor.rank for actor in trial.world] == [0, 1], "ranks are assigned again"
 
 
 def test_reports_are_counted_on_in_the_next_world(make: Callable[..., FakeTrial]) -> None:
@@ -113,7 +113,7 @@ def test_fewer_than_min_workers_wait_for_others_and_then_fail(make: Callable[...
     assert raised.value.lost_nodes == ("node 1",)
 
 
-def test_a_worker_that_starts_while_too_few_wait_lets_the_trial_continue(
+def test_a_trial_continues_when_a_worker_starts_while_too_few_wait(
     make: Callable[..., FakeTrial],
 ) -> None:
     trial = make(2, min_workers=2, max_workers=2, cluster_is_full=True)
@@ -186,7 +186,7 @@ def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., FakeTr
 
 
 def dies_in(call: str, which: int = 1) -> Callable[[list[FakeActor]], None]:
-    """Let actor ``which`` die in its next call of the method ``call``."""
+    """Make actor ``which`` die in its next call of the method ``call``."""
 
     def plan(actors: list[FakeActor]) -> None:
         def answer() -> None:

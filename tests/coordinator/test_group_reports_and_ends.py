@@ -1,4 +1,4 @@
-"""The worker group over simulated workers: reports, stopped trials, and whether workers can be reused."""
+"""The worker group over simulated workers: reports, stopped trials, and the reuse of workers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[
 
 
 def let_stop(trial: FakeTrial, *ranks: int) -> None:
-    """Let these ranks leave the training function when they are asked to."""
+    """Make these ranks leave the training function when they are asked to."""
     for rank in ranks:
         trial.actors[rank].replies["stop_training"] = lambda rank=rank: trial.actors[rank].reply_to_poll(
             Finished(rank, has_returned=False)

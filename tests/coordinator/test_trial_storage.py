@@ -18,7 +18,7 @@ from horovod_tune.transfer.host_copies import HostCopies
 
 
 class OtherDisk:
-    """The actor of a node whose disk is a folder of the test's: every path it is given lies below that.
+    """The actor of a node whose disk is a folder of the test's: every path that it gets is below that.
 
     Calls run at once; what they raise is raised by `get`, as Ray does.
     """
@@ -107,7 +107,7 @@ def test_checkpoints_reach_the_disk_of_the_driver_and_come_back_as_one_copy(tmp_
     assert (there / "checkpoint_000000" / "link" / "weights").read_text() == "w"
 
     storage.persist(made, {})
-    assert other_disk.calls.count("remove_parts") == 1, "what a kill left is looked for once a trial"
+    assert other_disk.calls.count("remove_parts") == 1, "what a kill left is looked for once per trial"
 
     here = storage.fetch(ray.tune.Checkpoint.from_directory(checkpoint.path))
     assert Path(here.path, "link", "weights").read_text() == "w"
@@ -122,7 +122,7 @@ def test_checkpoints_reach_the_disk_of_the_driver_and_come_back_as_one_copy(tmp_
     assert list((tmp_path / "copies").iterdir()) == []
 
 
-def test_a_trial_that_goes_on_frees_what_its_kill_left_before_its_first_checkpoint(
+def test_a_trial_that_continues_frees_what_its_kill_left_before_its_first_checkpoint(
     tmp_path, made, other_disk
 ):
     storage, trial = make_storage(tmp_path)

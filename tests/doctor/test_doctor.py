@@ -126,7 +126,7 @@ def test_with_a_warning_trials_can_run(
     assert cure in found.cure
 
 
-def test_problems_stand_before_warnings() -> None:
+def test_problems_come_before_warnings() -> None:
     levels = [finding.level for finding in diagnose(replace(SOUND, open_files=10, torch=None))]
     assert levels == ["problem", "warning"]
 
@@ -171,7 +171,7 @@ def test_gpus_that_ray_hides_from_its_tasks_are_still_seen(
 
 
 @pytest.mark.parametrize(("torch", "status"), [(TORCH, 0), (None, 1)])
-def test_the_exit_status_says_whether_a_trial_could_run(
+def test_the_exit_status_shows_whether_a_trial_could_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], torch: TorchInfo | None, status: int
 ) -> None:
     monkeypatch.setattr("horovod_tune.doctor.collect_info", lambda: replace(SOUND, torch=torch))
@@ -188,7 +188,7 @@ def test_the_screen_marks_what_is_wrong_and_gives_the_cure() -> None:
     assert len(screen) <= 24
 
 
-def test_an_address_where_nobody_answers_is_named_in_time(
+def test_an_address_that_does_not_answer_is_named_in_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -200,7 +200,7 @@ def test_an_address_where_nobody_answers_is_named_in_time(
     assert capsys.readouterr().err == f"horovod-tune doctor: {why}\n"
 
 
-def test_what_ray_says_of_an_address_is_passed_on() -> None:
+def test_rays_error_about_an_address_is_passed_on() -> None:
     why = command.unreachable_reason("no-address-of-ray")
     assert why is not None and why.startswith("could not connect to a Ray cluster at no-address-of-ray: ")
 

@@ -58,7 +58,7 @@ def test_sound_machines_have_no_problem() -> None:
         ({"address": "fd00::2"}, "address for it is fd00::2; Horovod's rendezvous and Gloo support", False),
     ],
 )
-def test_what_is_wrong_with_one_machine_is_said_of_it(
+def test_what_is_wrong_with_one_machine_is_attributed_to_it(
     changes: dict[str, object], said: str, ok: bool
 ) -> None:
     looks = (machine(1), machine(2, **changes), machine(3))
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_one_machine_is_said_of_it(
     assert ("Problem: n2: " if not ok else "Warning: n2: ") in str(report)
 
 
-def test_a_machine_that_nobody_reaches_is_blamed_once_and_a_pair_by_itself() -> None:
+def test_a_machine_that_no_other_reaches_is_blamed_once_and_a_pair_by_itself() -> None:
     cut_off = diagnose_nodes(
         (
             machine(1, unreached={"n3": "timed out"}),

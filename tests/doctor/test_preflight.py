@@ -1,4 +1,4 @@
-"""A search looks at the machines once, before its first trial across several of them."""
+"""A search examines the machines once, before its first trial on several of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def search(spec: TrialSpec, steps: int = 3) -> None:
 TWO_HOSTS = make_spec(num_hosts=2, num_slots=2, nics=["eth1"])
 
 
-def test_the_machines_are_examined_once_a_cluster(cluster: Cluster) -> None:
+def test_the_machines_are_examined_once_per_cluster(cluster: Cluster) -> None:
     search(TWO_HOSTS)
     search(TWO_HOSTS)
     assert cluster.looks == [{"modules": ["json"], "nics": TWO_HOSTS.nics, "backend": "horovod"}]

@@ -1,4 +1,4 @@
-"""What the factory takes for a training function, how it says no, and what it calls the function."""
+"""What the factory accepts as a training function, what it refuses, and how it names the function."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_trainable_is_named_after_the_users_own_function(func, name):
     assert DistributedTrainableCreator(func).__name__ == name
 
 
-def test_a_trainable_that_is_used_without_tune_says_how_to_run_it(ray_session):
+def test_the_error_of_a_trainable_without_tune_shows_how_to_run_it(ray_session):
     trainable = DistributedTrainableCreator(_train)
     with pytest.raises(OutsideTune, match=r"tune\.run\(_train, config=\.\.\.\)"):
         trainable({})

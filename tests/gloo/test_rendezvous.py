@@ -1,4 +1,4 @@
-"""The rendezvous serves those who know its secret: values, and to each rank what all others put for it."""
+"""The rendezvous serves only ranks with its secret: values, and to each rank what all others put for it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_get_waits_for_its_put(server):
         assert [each.result(timeout=WAIT_S) for each in waiting] == [(200, b"here")] * 2
 
 
-def test_a_get_that_waits_too_long_is_told_to_ask_again(server, monkeypatch):
+def test_a_get_that_waits_too_long_has_to_be_repeated(server, monkeypatch):
     monkeypatch.setattr(rendezvous, "HOLD_TIMEOUT_S", 0.05)
     assert ask(server, "GET", "global/never")[0] == 404
     assert ask(server, "PUT", "global/never", b"now") == (200, b"")
@@ -261,7 +261,7 @@ def test_a_client_that_sends_a_byte_at_a_time_blocks_no_other_and_is_dropped(ser
         assert time.monotonic() - began < WAIT_S
 
 
-def test_more_connections_than_allowed_harm_nobody(server, monkeypatch):
+def test_more_connections_than_allowed_do_no_harm(server, monkeypatch):
     monkeypatch.setattr(rendezvous, "MAX_UNAUTHENTICATED", 4)
     address, port, _ = endpoint(server)
     strangers = [socket.create_connection((address, port), timeout=WAIT_S) for _ in range(4)]
@@ -319,7 +319,7 @@ def put_of(rank: int, size: int) -> bytes:
     return b"".join(b"%02d>%02d;" % (rank, other) for other in range(size) if other != rank)
 
 
-def test_nobody_is_answered_before_the_last_rank_has_come(server) -> None:
+def test_no_rank_is_answered_before_the_last_one_has_come(server) -> None:
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(ask, server, "GET", f"global/gathered.{rank}.3") for rank in range(2)]
         for rank in range(2):
@@ -342,7 +342,7 @@ def test_nobody_is_answered_before_the_last_rank_has_come(server) -> None:
         ({0: b"12"}, "gathered.0.0"),
     ],
 )
-def test_what_no_world_asks_gets_no_answer_and_harms_nobody(
+def test_what_no_world_asks_gets_no_answer_and_does_no_harm(
     server, puts: dict[int, bytes], name: str
 ) -> None:
     for rank, body in puts.items():

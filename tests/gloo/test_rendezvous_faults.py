@@ -102,7 +102,7 @@ def check_all_failed(said: list[dict[str, object]]) -> None:
 def test_a_world_takes_three_requests_a_rank() -> None:
     with Lossy() as server:
         assert [each["said"] for each in run_ranks(server.address, 3)] == ["connected"] * 3
-        # One host: the local group is the world, and nobody else has a rank's place on another host.
+        # One host: the local group is the world, and no other host has ranks.
         assert server.requests.pop("global") == 3 * 3
         assert server.requests == {f"cross_{rank}": 2 for rank in range(3)}
 

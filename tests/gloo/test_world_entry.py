@@ -1,4 +1,4 @@
-"""Entering a world: its own mistake is told from a lost rank."""
+"""Entering a world: a mistake of the function is distinguished from a lost rank."""
 
 from __future__ import annotations
 

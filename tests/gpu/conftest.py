@@ -1,4 +1,4 @@
-"""The tests that need an NVIDIA GPU (`make test-gpu`). Where they cannot run, they say what is missing."""
+"""The tests that need an NVIDIA GPU (`make test-gpu`). If they cannot run, the reason is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def what_is_missing(*, needs_horovod: bool) -> str:
-    """Return why nothing can be tried on a GPU here; "" where it can."""
+    """Return why no GPU can be used here; "" if one can."""
     if not Path("/dev/nvidiactl").exists():
         return "this machine has no NVIDIA GPU (there is no /dev/nvidiactl)"
     torch, horovod = installed_torch(), installed_horovod()

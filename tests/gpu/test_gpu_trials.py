@@ -72,7 +72,7 @@ def share_one_gpu(config: dict[str, Any]) -> None:
     weights = torch.full((1000,), float(hvd.rank()), device="cuda", requires_grad=True)
     (weights * 2).sum().backward()
     assert weights.grad is not None
-    # NCCL takes one rank a GPU only. Gloo reduces what lies in host memory.
+    # NCCL takes only one rank per GPU. Gloo reduces what is in host memory.
     total = hvd.allreduce((weights.grad + hvd.rank()).cpu(), op=hvd.Sum, name="through_gloo").cuda()
     report({"device_type": total.device.type, "total": total.mean().item(), "size": hvd.size()})
 

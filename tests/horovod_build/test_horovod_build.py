@@ -71,7 +71,7 @@ def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
     assert installed.find_cmake({"HOROVOD_CMAKE": str(old)}) != str(old)
 
 
-def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
+def test_a_cpu_build_asks_only_for_gloo_and_torch() -> None:
     tools = installed.Tools("/c/cmake")
     environment = build.compile_environment(Plan("2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake", tools=tools)
     assert environment == {
@@ -87,7 +87,7 @@ def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
     }
 
 
-def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
+def test_a_nccl_build_gets_the_paths_of_cuda_and_nccl() -> None:
     built, tools = Plan("2.13.0+cu128", gpu="nccl"), installed.Tools("cmake", Path("/cuda"), NCCL)
     environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake", tools=tools)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
@@ -142,7 +142,7 @@ def test_the_first_error_is_the_cause(log: str, first: str) -> None:
         "/usr/bin/ld: warning: size of symbol changed",
     ],
 )
-def test_a_line_that_only_speaks_of_errors_is_no_cause(line: str) -> None:
+def test_a_line_that_only_mentions_errors_is_no_cause(line: str) -> None:
     assert first_error([line]) is None
 
 
@@ -159,5 +159,5 @@ def test_the_installed_torch_is_read_without_importing_it() -> None:
     ("version", "level"),
     [("0.28.1", None), ("0.28.1+ht1.cpu", "ht1"), ("0.28.1+ht2.nccl", "ht2"), ("1+x", None)],
 )
-def test_a_build_of_ours_is_told_by_its_version(version: str, level: str | None) -> None:
+def test_a_build_of_ours_is_recognised_by_its_version(version: str, level: str | None) -> None:
     assert InstalledHorovod(version, "2.13.0").patch_level == level

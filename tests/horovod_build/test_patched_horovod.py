@@ -1,4 +1,4 @@
-"""The Horovod that install-horovod built, in real worlds of processes: its patches do what they say."""
+"""The Horovod that install-horovod built, in real worlds of processes: its patches do what they describe."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_installed_horovod_is_ours() -> None:
 CONNECTED = {
     # One host: the local group is the world, and every rank's cross group is itself.
     "a:3": {"global", "cross_0", "cross_1", "cross_2"},
-    # One rank a host: the cross group is the world.
+    # One rank per host: the cross group is the world.
     "a:1,b:1,c:1": {"global", "local_a", "local_b", "local_c"},
     # Neither is; the second host is smaller.
     "a:2,b:1": {"global", "local_a", "local_b", "cross_0", "cross_1"},
@@ -121,7 +121,7 @@ print(json.dumps({"raised": raised, "size": hvd.size()}))
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_does_not_hold_the_others_for_ever(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_come_does_not_hold_the_others_forever(tmp_path: Path) -> None:
     program = f"""
 import json, os, time, torch
 import horovod.torch as hvd
@@ -169,7 +169,7 @@ else:
 
 
 @pytest.mark.slow
-def test_a_rank_that_waits_for_another_leaves_the_cpu_alone(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_another_leaves_the_cpu_idle(tmp_path: Path) -> None:
     program = f"""
 import json, os, time, torch
 import horovod.torch as hvd
@@ -212,7 +212,7 @@ def ports_of_children() -> list[int]:
 
 
 def call_on(port: int, kept: list[socket.socket]) -> int:
-    """Be every kind of stranger to a listener; those that do not go by themselves are added to `kept`."""
+    """Connect to a listener in every way that no rank does; add connections that stay open to `kept`."""
     calls = 0
     for said in [*STRANGERS.values(), None, None]:
         with contextlib.suppress(ConnectionError):
@@ -229,7 +229,7 @@ def call_on(port: int, kept: list[socket.socket]) -> int:
 
 
 def crowd(port: int, kept: list[socket.socket]) -> int:
-    """Be more silent strangers to a listener than it waits for."""
+    """Open more connections that send nothing than a listener waits for."""
     kept.extend(socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(300))
     return 300
 
@@ -240,7 +240,7 @@ def crowd(port: int, kept: list[socket.socket]) -> int:
     # All ranks but one have a listener for the one that is to come.
     [(3, call_on, 2 * (len(STRANGERS) + 2), 3), (2, crowd, 300, 1)],
 )
-def test_strangers_who_connect_to_the_ranks_do_not_disturb_them(
+def test_unauthenticated_connections_do_not_disturb_the_ranks(
     tmp_path: Path, size: int, call: Callable[[int, list[socket.socket]], int], wanted: int, rounds: int
 ) -> None:
     program = f"""

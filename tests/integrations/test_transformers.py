@@ -90,7 +90,7 @@ def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) ->
     made.close()
 
 
-def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_goes_on_from_it(
+def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continues_from_it(
     workers: Workers, tmp_path: Path
 ) -> None:
     joined = workers.kind == "plain"

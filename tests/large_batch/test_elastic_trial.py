@@ -203,7 +203,7 @@ def train_with_checkpoints(config: dict[str, Any]) -> None:
 
 
 def test_a_batch_that_grows_gets_workers_and_trains_to_the_weights_of_one_rank(tune_run: Any) -> None:
-    """At most 4 samples a pass; 5, 10 and 20 a step, for which there are 4 places."""
+    """At most 4 samples a pass; 5, 10 and 20 a step, for which there are 4 slots."""
     config = {**BASE, "global_batch_size": 5, "milestones": [2, 5, 8], "largest": 20}
     analysis = tune_run(
         DistributedTrainableCreator(train_with_checkpoints, num_slots=1, timeout_s=200),

@@ -95,7 +95,7 @@ def test_a_round_trip_through_a_checkpoint_changes_no_bit(optimizer: str) -> Non
         assert torch.equal(one, other)
 
 
-def test_a_grad_scaler_goes_on_with_its_scale() -> None:
+def test_a_grad_scaler_continues_with_its_scale() -> None:
     def with_scaler(scale: float, **options: Any) -> tuple[torch.amp.GradScaler, Any]:
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, **options)
         return scaler, from_config(new_model(), BASE, num_samples=200, scaler=scaler)
@@ -115,7 +115,7 @@ def test_a_grad_scaler_goes_on_with_its_scale() -> None:
     assert scaler.get_scale() == 64.0
 
 
-def test_a_changed_configuration_goes_on_at_the_same_epoch() -> None:
+def test_a_changed_configuration_continues_at_the_same_epoch() -> None:
     model = new_model()
     setup = from_config(model, {**BASE, "schedule": "constant"}, num_samples=200)
     train(model, setup, range(2))

@@ -36,7 +36,7 @@ def test_every_group_keeps_its_own_base_rate() -> None:
     assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
 
 
-def test_a_changed_batch_goes_on_at_the_same_epoch_and_the_rate_follows() -> None:
+def test_a_changed_batch_continues_at_the_same_epoch_and_the_rate_follows() -> None:
     optimizer = sgd(0.5)
     scheduler = LargeBatchLR(
         optimizer, Cosine(10), steps_per_epoch=12, global_batch_size=64, base_batch_size=64

@@ -57,7 +57,7 @@ def test_a_search_runs_under_a_ray_in_which_everything_private_has_changed(tmp_p
     told = json.loads(driver.stdout.splitlines()[-1])
     assert told["statuses"] == ["TERMINATED"] * 2
     assert told["steps"] == [3, 3]
-    assert told["failures"] == [1, 0]  # went on from its checkpoint after one
+    assert told["failures"] == [1, 0]  # continued from its checkpoint after one
     assert told["best"] == {"start": 0}
     warned = [each for each in driver.stderr.splitlines() if "differs from what horovod_tune was" in each]
     for patch in PATCHES:

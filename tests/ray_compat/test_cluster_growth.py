@@ -1,4 +1,4 @@
-"""Whether a cluster can grow, from what each kind of autoscaler of Ray 2.60 leaves to be seen."""
+"""The check that a cluster can grow, on what each kind of autoscaler of Ray 2.60 publishes."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def slowly_saved(tmp_path):
     return make
 
 
-def test_a_trial_that_is_being_saved_goes_on_from_the_strong_ones_checkpoint(trials_of, slowly_saved):
+def test_a_trial_that_is_being_saved_continues_from_the_strong_ones_checkpoint(trials_of, slowly_saved):
     member, tells = slowly_saved(2)
 
     class Remembers(member):
@@ -165,7 +165,7 @@ def test_a_trial_that_is_being_saved_when_its_bracket_ends_ends_too(trials_of, s
     ("scheduler", "stop", "end"),
     [(hyper_band, {}, "fails"), (population_based, {"score": 7}, "ends early")],
 )
-def test_the_others_go_on_without_one_that(trials_of, tmp_path, scheduler, stop, end):
+def test_the_others_continue_without_one_that(trials_of, tmp_path, scheduler, stop, end):
     both_wait = tmp_path / "both wait"
 
     class Leaves(Member):

@@ -1,6 +1,6 @@
 """What any Tune searcher has to honour, ours and Ray's: a suite to inherit, as the training loop sees it.
 
-A subclass named `Test...` says how to make its searcher, and which promises it does not make.
+A subclass named `Test...` defines how to make its searcher, and which promises it does not make.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class SearcherConformance(ABC):
         """The configurations of three searches of 30 trials, with the seeds 0, 1 and 2."""
         return [request.cls().loop(seed).run(30) for seed in range(3)]
 
-    def test_every_suggestion_lies_in_the_space(self, searches: list[list[dict[str, Any]]]) -> None:
+    def test_every_suggestion_is_in_the_space(self, searches: list[list[dict[str, Any]]]) -> None:
         for config in chain(*searches):
             assert in_mixed_space(config), config
 
@@ -142,7 +142,7 @@ class SearcherConformance(ABC):
         endings = iter([1.0, RuntimeError("crash"), 0.5, 2.0, RuntimeError("crash")] * 4)
         assert len(self.loop().run(20, lambda config: next(endings))) == 20
 
-    def test_a_run_of_nothing_but_failures_goes_on(self) -> None:
+    def test_a_run_of_nothing_but_failures_continues(self) -> None:
         loop = self.loop()
         assert len(loop.run(20, lambda config: RuntimeError("crash"))) == 20
 
@@ -152,7 +152,7 @@ class SearcherConformance(ABC):
         together = [loop.start() for _ in range(8)]
         assert len({str(config) for config in together}) == 8
 
-    def test_a_restored_search_goes_on(self, tmp_path: Any) -> None:
+    def test_a_restored_search_continues(self, tmp_path: Any) -> None:
         loop = self.loop(in_flight=1)
         loop.run(12)
         loop.searcher.save(str(tmp_path / "state"))

@@ -149,7 +149,7 @@ def test_metrics_may_be_any_kind_of_number() -> None:
 @pytest.mark.parametrize(
     ("value", "message"), [(None, "it reported ['done', "), ("good", f"{METRIC}='good' and also")]
 )
-def test_a_missing_metric_is_said_once_with_what_there_was(value: Any, message: str, caplog: Any) -> None:
+def test_a_missing_metric_is_logged_once_with_the_others(value: Any, message: str, caplog: Any) -> None:
     assert len(Loop(searcher(), mixed_space()).run(20, lambda config: value)) == 20
     [record] = caplog.records
     assert message in record.getMessage()
@@ -268,7 +268,7 @@ def test_a_second_space_is_refused_and_the_same_one_taken() -> None:
     assert search.set_search_properties(None, None, {"constant": 3})
 
 
-def test_without_space_metric_or_mode_it_says_what_is_missing() -> None:
+def test_without_space_metric_or_mode_the_error_names_what_is_missing() -> None:
     with pytest.raises(RuntimeError, match="no search space: pass param_space"):
         BayesOptSearch(metric=METRIC, mode="min").suggest("t")
     with pytest.raises(RuntimeError, match="metric=None, mode=None"):
@@ -357,7 +357,7 @@ def test_exploration_decays_over_the_suggestions_and_the_users_object_stays() ->
 
 
 class CountsThreads(UpperConfidenceBound):
-    """Notes how many threads BLAS may use when it is first asked."""
+    """Records how many threads BLAS may use when it is first called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def searcher(seed: int = 0, **arguments: Any) -> BayesOptSearch:
 
 
 @pytest.mark.slow
-def test_under_asha_it_finds_what_ends_best_and_says_once_that_it_uses_curves(caplog: Any) -> None:
+def test_under_asha_it_finds_what_ends_best_and_logs_once_that_it_uses_curves(caplog: Any) -> None:
     found = [asha(searcher(seed), 25) for seed in range(3)]
     said = [message for message in caplog.messages if "learns from every report" in message]
     assert len(said) == 3 and "'training_iteration'" in said[0]
@@ -95,7 +95,7 @@ def test_a_running_trial_already_teaches() -> None:
 
 
 def after_some_epochs(ended: set[int]) -> BayesOptSearch:
-    """Return a search that has heard of six trials, of which some have been stopped."""
+    """Return a search with the results of six trials, some of which were stopped."""
     search = searcher()
     search.set_search_properties(METRIC, "min", SPACE)
     configs = [search.suggest(f"t{number}") for number in range(6)]
@@ -179,7 +179,7 @@ def test_time_is_what_was_named_or_the_schedulers_and_ends_with_the_tuners_stop_
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_reports_without_the_named_time_are_said_once(ended: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_without_the_time_are_logged_once(ended: bool, caplog: pytest.LogCaptureFixture) -> None:
     search = searcher(time_attr="epochs")
     search.set_search_properties(METRIC, "min", SPACE)
     for number in range(3):
@@ -244,7 +244,7 @@ def distance(config: dict[str, Any]) -> float:
     return (config["x"] - 0.3) ** 2 + (config["y"] - 0.6) ** 2
 
 
-#: What curves add to the distance, by how they go on from a report: to the end they fall, overfit, rise, ...
+#: What curves add to the distance, by how they continue after one: to the end they fall, overfit, rise, ...
 COURSES: dict[str, Callable[[int], float]] = {
     "falling": lambda k: 1 / (k + 1),
     "overfitting": lambda k: 1 / (k + 1) + 0.02 * k,

@@ -1,4 +1,4 @@
-"""Several metrics at once, and limits that a result has to keep."""
+"""Several metrics at once, and limits that a result must meet."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_the_best_within_a_limit_is_found(seed: int, in_flight: int) -> None:
     by_chance = [narrow(point) for point in random_points(30, seed)]
     assert best - max(kept) < 0.01
     assert max(kept) > max(r["accuracy"] for r in by_chance if r["latency_ms"] <= 30)
-    # It knows the edge: it does not run into it forever.
+    # It learns where the edge is, and does not run into it forever.
     assert len(kept) >= 12
 
 
-def test_without_a_result_that_keeps_the_limit_one_is_looked_for() -> None:
-    # One point in a thousand keeps it, and the metric draws the other way.
+def test_without_a_result_that_meets_the_limit_one_is_looked_for() -> None:
+    # One point in a thousand meets it, and the metric draws the other way.
     def outcome(config: dict[str, float]) -> dict[str, float]:
         away = np.hypot(config["x"] - 0.07, config["y"] - 0.93)
         return {"loss": -away, "memory": 1 + 10 * away}
@@ -149,7 +149,7 @@ def test_a_further_metric_that_is_no_number(value: float | None, caplog: pytest.
         assert "latency_ms" in caplog.text
 
 
-def test_a_limit_that_no_trial_tells_of_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_that_no_trial_reports_is_named(caplog: pytest.LogCaptureFixture) -> None:
     search = BayesOptSearch(SQUARE, "accuracy", "max", limits=["power_w <= 3"])
     run(search, narrow, 8)
     assert caplog.text.count("'power_w'") == 1

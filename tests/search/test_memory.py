@@ -24,7 +24,7 @@ def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
     return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **kwargs)
 
 
-def told(search: BayesOptSearch, number: int) -> None:
+def report_results(search: BayesOptSearch, number: int) -> None:
     """Report what any of the searches of `KINDS` may look for; the last trial is stopped at a fifth."""
     for trial in map(str, range(number)):
         config = search.suggest(trial) or {}
@@ -39,7 +39,7 @@ def told(search: BayesOptSearch, number: int) -> None:
 def table(rows: int = 20) -> pd.DataFrame:
     names = ("lr", "momentum", "layers", "model/activation")
     search = BayesOptSearch(mixed_space(), METRIC, "min", random_state=1)
-    told(search, rows)
+    report_results(search, rows)
     assert search._space is not None
     configs = [search._space.config(trial.point, 0) for trial in search._history.trials.values()]
     flat = [{**config, "model/activation": config["model"]["activation"]} for config in configs]
@@ -62,7 +62,7 @@ def test_a_restored_search_suggests_what_the_uninterrupted_one_does(
     """Also one that is made without a space, a metric and a mode."""
     search = BayesOptSearch(random_state=1, **KINDS[kind])
     search.set_search_properties(None, None, mixed_space())
-    told(search, 8)
+    report_results(search, 8)
     search.suggest("live"), search.suggest("another")
     search.save(str(tmp_path / "s"))
     fresh = BayesOptSearch(random_state=99, **({**KINDS[kind], "analysis": None} if knows else {}))

@@ -1,4 +1,4 @@
-"""What a search with limits, or for several metrics, says at its end, and what `analyze` makes of it."""
+"""What a search with limits, or for several metrics, prints at its end, and what `analyze` reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def search(folder: Path, name: str, metric: str | None, capsys: Any, aims: dict[
     return str(folder / name), capsys.readouterr().out
 
 
-def test_the_best_keeps_the_limits_that_the_search_was_given(
+def test_the_best_meets_the_limits_that_the_search_was_given(
     ray_session: Any, tmp_path: Path, capsys: Any
 ) -> None:
     path, screen = search(tmp_path, "limits", "accuracy", capsys, {"limits": ["latency_ms <= 20"]})

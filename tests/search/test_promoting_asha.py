@@ -1,4 +1,4 @@
-"""PromotingASHA under a controller that is played: random reports, failures, delays and interruptions."""
+"""PromotingASHA under a simulated controller: random reports, failures, delays and interruptions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Counts(Searcher):
 
 
 class Controller:
-    """Plays Tune: one event after the other, in a random order."""
+    """Simulates Tune: one event after the other, in a random order."""
 
     def __init__(self, seed: int, saves: bool, failures: float, nans: float) -> None:
         self.random = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ class Controller:
         trial.status = "TERMINATED"
 
     def step(self) -> bool:
-        """Do what Tune does in a step; return whether the search is over."""
+        """Do what Tune does in a step; return True if the search is over."""
         if len(self.trials) < SAMPLES and not any(trial.status == "PENDING" for trial in self.trials):
             trial = Trial(f"t{len(self.trials)}", self.random.random())
             if self.limiter.suggest(trial.trial_id) is not None:
@@ -169,7 +169,7 @@ def test_every_search_ends(seed: int, saves: bool, failures: float, nans: float,
         assert lengths[-1] == EPOCHS, lengths
     if not failures and not nans:
         assert sum(lengths) < 0.7 * EPOCHS * SAMPLES, "the worse ones have not been trained to the end"
-        assert not saves or controller.most_paused > AT_ONCE, "those that wait take no place"
+        assert not saves or controller.most_paused > AT_ONCE, "those that wait take no slot"
         if saves and not interrupted:
             finished = [trial.quality for trial in ended if trial.epoch == EPOCHS]
             assert min(finished) == min(trial.quality for trial in ended), "the best one has been"
@@ -196,13 +196,13 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         PromotingASHA(**arguments)
 
 
-def test_without_a_metric_it_says_so() -> None:
+def test_without_a_metric_it_is_an_error() -> None:
     scheduler = PromotingASHA()
     with pytest.raises(ValueError, match="needs a metric and a mode"):
         scheduler.on_trial_add(None, Trial("a", 0.0))  # type: ignore[arg-type]
 
 
-def test_a_report_without_the_time_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_without_the_time_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = PromotingASHA(time_attr="epochs", metric="loss", mode="min", max_t=9)
     trial: Any = Trial("a", 0.0)
     for epoch in (1, 2):
@@ -225,7 +225,7 @@ def test_with_one_rung_only_the_end_counts() -> None:
     assert {trial.epoch for trial in controller.trials} == {EPOCHS}
 
 
-def test_the_best_third_goes_on_whenever_it_came():
+def test_the_best_third_continues_whenever_it_came():
     rungs = Rungs([2, 6], factor=3)
     went_on = []
     for trial, value in [
@@ -257,7 +257,7 @@ def test_the_one_that_came_furthest_goes_first():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_about_as_many_go_on_as_should(seed):
+def test_about_as_many_continue_as_should(seed):
     random = np.random.default_rng(seed)
     rungs, factor = Rungs([1, 3, 9], factor=3), 3
     done: dict[str, int] = {}
@@ -272,9 +272,9 @@ def test_about_as_many_go_on_as_should(seed):
     reached = [len(values) for values in rungs.values]
     assert reached[0] == 300
     assert 100 <= reached[1] <= 130 and reached[1] / factor - 1 <= reached[2] <= reached[1] / factor * 1.6
-    # Nobody who should continue is left waiting.
+    # No trial that should continue is left waiting.
     while (trial := rungs.next()) is not None:
-        assert done.get(trial, 0) == 2, "after the last rung this test lets none go on"
+        assert done.get(trial, 0) == 2, "after the last rung no trial of this test continues"
 
 
 @pytest.mark.parametrize(
@@ -294,5 +294,5 @@ def test_about_as_many_go_on_as_should(seed):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_those_that_know_where_a_training_ends_say_what_they_go_by(scheduler: Any, expected: Any) -> None:
+def test_the_time_attribute_of_a_scheduler_that_ends_trainings(scheduler: Any, expected: Any) -> None:
     assert time_attr_of(scheduler) == expected

@@ -49,7 +49,7 @@ def test_repeated_values_of_a_choice_are_one_value_that_is_drawn_more_often() ->
     assert sorted(seen[:2]) == ["a", "b"] and len(seen) == 6
 
 
-def test_domains_and_tuples_of_bounds_may_stand_side_by_side() -> None:
+def test_domains_and_tuples_of_bounds_may_be_mixed() -> None:
     space = {"a": tune.uniform(5, 6), "b": (8.0, 9.0), "n": (1, 3, int), "betas": [0.9, 0.999], "c": 3}
     space["model"] = {"y": (2, 3.0)}
     config = BayesOptSearch(space, metric="m", mode="max").suggest("0")
@@ -58,7 +58,7 @@ def test_domains_and_tuples_of_bounds_may_stand_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("first", [-(2**62), 2**53, 2**62 - 3])
-def test_neighbouring_integers_are_told_apart_however_large(first: int) -> None:
+def test_neighbouring_integers_are_distinguished_however_large(first: int) -> None:
     domains = {"one": tune.randint(first, first + 1), "three": tune.randint(first, first + 3)}
     search = BayesOptSearch(domains, metric="m", mode="max")
     seen = set()

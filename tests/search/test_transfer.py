@@ -53,16 +53,16 @@ def losses(search: BayesOptSearch, number: int, loss: Loss = valley) -> list[flo
 
 def test_a_related_experiment_saves_trials() -> None:
     ours = [min(losses(searcher(results_of(moved, seed=s), s), 7)) for s in range(5)]
-    anew = [min(losses(searcher(None, s), 7)) for s in range(5)]
-    assert np.median(ours) < 0.02 and np.median(ours) < 0.2 * np.median(anew)
+    fresh = [min(losses(searcher(None, s), 7)) for s in range(5)]
+    assert np.median(ours) < 0.02 and np.median(ours) < 0.2 * np.median(fresh)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("misleading", [elsewhere, lambda config: -valley(config)])
 def test_a_misleading_experiment_does_no_harm_beyond_the_first_trials(misleading: Loss) -> None:
     ours = [min(losses(searcher(results_of(misleading, seed=s), s), 18)) for s in range(5)]
-    anew = [min(losses(searcher(None, s), 18)) for s in range(5)]
-    assert np.median(ours) < max(2 * np.median(anew), 1e-3)
+    fresh = [min(losses(searcher(None, s), 18)) for s in range(5)]
+    assert np.median(ours) < max(2 * np.median(fresh), 1e-3)
 
 
 def test_the_scale_of_the_earlier_metric_is_of_no_matter() -> None:
@@ -109,7 +109,7 @@ def test_learning_curves_begin_from_an_earlier_experiment_that_was_stopped_early
 
 
 def test_limits_are_those_of_the_new_experiment() -> None:
-    """The earlier results say nothing of the limited metric."""
+    """The earlier results lack the limited metric."""
     search = searcher(results_of(moved), limits=["latency_ms <= 10"])
     best = math.inf
     for trial in map(str, range(12)):

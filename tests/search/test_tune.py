@@ -58,7 +58,7 @@ def experiment(ray_session: Any, tmp_path_factory: Any) -> tune.ResultGrid:
 def test_tune_runs_every_sample_and_the_search_records_each(experiment: tune.ResultGrid) -> None:
     assert len(experiment) == 10
     state = json.loads(next(Path(experiment.experiment_path).glob("searcher-state-*.pkl")).read_text())
-    # A list: two trials may lie at the same bound.
+    # A list: two trials may be at the same bound.
     recorded = [result.config["lr"] for result in experiment]  # type: ignore[attr-defined]
     low, high = math.log(1e-5), math.log(1e-1)
     suggested = [math.exp(low + trial["point"][0] * (high - low)) for trial in state["trials"]]
@@ -133,7 +133,7 @@ def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_what_sample_from_draws_beside_the_search_follows_its_seed(ray_session: Any, tmp_path: Path) -> None:
+def test_what_sample_from_draws_outside_the_search_follows_its_seed(ray_session: Any, tmp_path: Path) -> None:
     """Tune calls such functions itself, also for the trials of a search that it restores."""
 
     def width(config: dict[str, Any]) -> float:

@@ -184,7 +184,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=10_000, help="the most trials")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--epoch-s", type=float, default=0.3, help="seconds that an epoch sleeps")
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long harm and new trials go on")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long harm and new trials continue")
     parser.add_argument("--every-s", type=float, default=5.0, help="mean time between two harms")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Copies of checkpoints on a host: one for all its processes, gone when the last of them lets go."""
+"""Copies of checkpoints on a host: one for all its processes, removed when the last of them releases it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print("released", flush=True)
 
 
 class Process:
-    """A rank that holds the copy until it is told to let go."""
+    """A rank that holds the copy until the test makes it release it."""
 
     def __init__(self, folder, note):
         self._process = subprocess.Popen(
@@ -123,7 +123,7 @@ def test_bringing_that_fails_leaves_nothing_and_is_tried_by_the_next(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_threads_that_hold_and_let_go_at_once_wait_for_no_other_and_leave_nothing(folder):
+def test_threads_that_hold_and_release_at_once_wait_for_no_other_and_leave_nothing(folder):
     copies = HostCopies(folder)
     with ThreadPoolExecutor(6) as pool:
         for _ in range(20):
@@ -133,7 +133,7 @@ def test_threads_that_hold_and_let_go_at_once_wait_for_no_other_and_leave_nothin
             assert list(folder.iterdir()) == []
 
 
-def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(folder, tmp_path):
+def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_release_it(folder, tmp_path):
     copies = HostCopies(folder)
     (tmp_path / "original").mkdir()
     place = CheckpointPlace(str(tmp_path / "original"), node_id="another node")

@@ -1,4 +1,4 @@
-"""What Ray's own functions do in a rank: the same as in a plain Tune function, once a trial."""
+"""What Ray's own functions do in a rank: the same as in a plain Tune function, once per trial."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_rays_functions_work_in_ranks(tune_run: Callable[..., Any], file_store: 
     assert runs_in(file_store) == [(name, name, "FINISHED", {"loss": 0.5})]
 
 
-def test_trackers_have_one_run_a_trial(
+def test_trackers_have_one_run_per_trial(
     ray_session: Any, tmp_path: Path, file_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines of docs/integrations.md: a callback of the driver's, and what a rank sets up itself."""

@@ -19,7 +19,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def counting(config):
-    """Count up to config["until"], a checkpoint a step; every rank starts from the checkpoint's count."""
+    """Count up to config["until"], a checkpoint per step; every rank starts from the checkpoint's count."""
     import tempfile
 
     import horovod.torch as hvd
@@ -100,7 +100,7 @@ def test_population_based_training_hands_the_donors_checkpoint_to_every_rank(tun
         scheduler=scheduler,
     )
     exploited = [result for trial in analysis.trials for result in results_of(trial) if result["starts"][0]]
-    assert exploited, "nobody was exploited"
+    assert exploited, "no trial was exploited"
     for result in exploited:
         assert result["starts"][0] == result["starts"][1]
     origins = {result["origin"] for result in exploited}

@@ -84,7 +84,7 @@ def marks(storage):
     ],
     ids=lambda each: each.name,
 )
-def test_nothing_outlives_the_driver_and_the_experiment_goes_on(end, ray_folder, tmp_path):
+def test_nothing_outlives_the_driver_and_the_experiment_continues(end, ray_folder, tmp_path):
     storage = tmp_path / "results"
     driver = start(ray_folder, storage)
     eventually(lambda: any(mark.startswith("a-4") for mark in marks(storage)), within_s=90)
@@ -101,5 +101,5 @@ def test_nothing_outlives_the_driver_and_the_experiment_goes_on(end, ray_folder,
     results = json.loads(output.strip().splitlines()[-1])
     assert {name: result["count"] for name, result in results.items()} == {"a": 6, "b": 6}
     assert {result["training_iteration"] for result in results.values()} == {6}
-    assert results["a"]["start"] >= 1, "started anew in place of from its checkpoint"
+    assert results["a"]["start"] >= 1, "started from the beginning instead of its checkpoint"
     eventually(lambda: not processes_of(ray_folder), within_s=60)

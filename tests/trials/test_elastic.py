@@ -122,7 +122,7 @@ def test_a_lost_rank_comes_back(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("backend", "timeout_s"), [("horovod", 10), ("torch", 30)])
-def test_the_others_go_on_when_a_rank_hangs_and_another_comes(
+def test_the_others_continue_when_a_rank_hangs_and_another_joins(
     run: Run, backend: str, timeout_s: float
 ) -> None:
     options = {"num_slots": 3, "timeout_s": timeout_s, "stall_timeout_s": 6}

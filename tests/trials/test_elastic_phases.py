@@ -87,7 +87,7 @@ def die_before_the_world_is_there(config: dict[str, Any]) -> None:
 
 
 def init(backend: str) -> Any:
-    """Make the world anew; return Horovod, or what works like it on torch.distributed."""
+    """Make the world again; return Horovod, or what works like it on torch.distributed."""
     if backend == "horovod":
         import horovod.torch as hvd
 

@@ -116,7 +116,7 @@ def test_an_hour_between_reports_is_no_hang(tune_run):
 
         from horovod_tune import report
 
-        time.sleep(26)  # longer than timeout_s: ranks answer while they train
+        time.sleep(26)  # longer than timeout_s: ranks reply to polls while they train
         report(step=1)
 
     analysis = run_failing(tune_run, train, timeout_s=12)

@@ -90,16 +90,14 @@ def run(folder: Path, ranks: int) -> tuple[Any, list[dict[str, Any]]]:
     return trial, records
 
 
-def test_ranks_leave_a_node_that_is_about_to_go_and_the_others_go_on(cluster: Any, tmp_path: Path) -> None:
+def test_ranks_leave_a_draining_node_and_the_others_continue(cluster: Any, tmp_path: Path) -> None:
     _, records = run(tmp_path, ranks=2)
     assert "rank 1 on" in str([each["world_change"] for each in records])
     assert "draining" in str([each["world_change"] for each in records])
     assert len({each["pid"] for each in records}) == 1, "rank 0 keeps its process"
 
 
-def test_a_trial_whose_only_node_is_about_to_go_moves_with_its_last_commit(
-    cluster: Any, tmp_path: Path
-) -> None:
+def test_a_trial_whose_only_node_drains_moves_with_its_last_commit(cluster: Any, tmp_path: Path) -> None:
     _, records = run(tmp_path, ranks=1)
     assert len({each["pid"] for each in records}) == 2
     epochs = [each["epoch"] for each in records]
@@ -128,8 +126,10 @@ def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
         time.sleep(0.05)
 
 
-def test_commits_become_checkpoints_when_all_nodes_are_about_to_go(cluster: Any, tmp_path: Path) -> None:
-    """Last in this module: its trials know of it from then on."""
+def test_commits_become_checkpoints_when_the_end_of_all_nodes_is_announced(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """Last in this module: the announcement also applies to later trials."""
     from ray import tune
 
     analysis = tune.run(

@@ -45,7 +45,7 @@ def train(config):
 
 
 class Watched(PromotingASHA):
-    """Notes how many trials train or are about to, whenever Tune asks what to run."""
+    """Records how many trials train or are about to, whenever Tune selects what to run."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
@@ -62,7 +62,7 @@ class Watched(PromotingASHA):
 
 
 @pytest.mark.contract
-def test_trials_wait_and_the_best_go_on(tune_run):
+def test_trials_wait_and_the_best_continue(tune_run):
     scheduler, search = Watched(time_attr="step", max_t=STEPS, grace_period=1), given_points()
     analysis = tune_run(
         DistributedTrainableCreator(train, num_slots=2),
@@ -83,8 +83,8 @@ def test_trials_wait_and_the_best_go_on(tune_run):
     assert lengths.count(1) >= 4 and sum(lengths) < 0.6 * STEPS * SAMPLES, lengths
     best = analysis.get_best_trial(scope="all")
     assert best.last_result["step"] == STEPS, "the best has been trained to the end"
-    assert scheduler.most <= 2, "a trial that goes on takes a place of the limiter"
+    assert scheduler.most <= 2, "a trial that continues takes a slot of the limiter"
     assert scheduler.most_waiting >= 3, "those that wait hold none"
     assert "1: 10 trials" in scheduler.debug_string()
     seen = analyze(analysis)
-    assert seen.state == "finished", "that those that waited have ended is written down"
+    assert seen.state == "finished", "the end of those that waited is recorded"

@@ -27,7 +27,7 @@ Run = Callable[..., Any]
 
 
 def train(config: dict[str, Any]) -> None:
-    """Sum the steps' numbers, with a checkpoint a step."""
+    """Sum the steps' numbers, with a checkpoint per step."""
     import horovod.torch as hvd
     import torch
 
@@ -98,7 +98,7 @@ def test_trials_that_pause_continue_where_they_were(tune_run: Run, resizes: bool
         assert history["ranks"].tolist() == history["world_size"].tolist()
 
 
-def test_resources_that_make_no_sense_end_the_search_and_say_why(tune_run: Run) -> None:
+def test_resources_that_make_no_sense_end_the_search_with_the_reason(tune_run: Run) -> None:
     with pytest.raises(TuneError, match="SpecError: cannot resize a trial to 3 CPU: a rank holds 2 CPU"):
         tune_run(
             DistributedTrainableCreator(train, num_slots=1, num_cpus_per_slot=2),

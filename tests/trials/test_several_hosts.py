@@ -146,7 +146,7 @@ def test_a_directory_crosses_nodes_whole(worker_node, tmp_path):
     assert stamp == directories.fingerprint(str(there))
 
 
-def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_node, tmp_path):
+def test_copying_continues_when_the_process_that_owned_the_actor_has_ended(worker_node, tmp_path):
     import ray
 
     from horovod_tune.transfer import node_transfer
@@ -155,7 +155,7 @@ def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_
     (tmp_path / "source" / "file").write_text("1")
     node_transfer.send_directory(str(tmp_path / "source"), worker_node, str(tmp_path / "a"), timeout_s=120)
     first = node_transfer.begin(worker_node)
-    assert node_transfer.begin(worker_node) is first, "one actor a node"
+    assert node_transfer.begin(worker_node) is first, "one actor per node"
     ray.kill(first)
     node_transfer.send_directory(str(tmp_path / "source"), worker_node, str(tmp_path / "b"), timeout_s=120)
     assert (tmp_path / "b" / "file").read_text() == "1"

@@ -172,7 +172,7 @@ def is_sound(config: dict[str, Any]) -> None:
     report(loss=1.0)
 
 
-def test_trials_that_harm_themselves_leave_the_others_alone(trials: Any) -> None:
+def test_trials_that_harm_themselves_do_not_affect_the_others(trials: Any) -> None:
     """The last one runs after all of them."""
     assert trials["removes_its_directory"].status == "TERMINATED"
     assert [result["loss"] for result in reported(trials["is_sound"])] == [1.0]
@@ -228,7 +228,7 @@ def test_a_trial_that_can_never_fit_is_an_error_and_not_a_wait(tune_run: Any) ->
         tune_run(trainable)
 
 
-def test_a_function_given_to_tune_without_the_factory_is_told_so(tune_run: Any) -> None:
+def test_a_function_given_to_tune_without_the_factory_gets_an_error(tune_run: Any) -> None:
     def train(config: dict[str, Any]) -> None:
         report(loss=1.0)
 

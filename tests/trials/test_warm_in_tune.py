@@ -20,7 +20,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.mark.contract
-def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp_path):
+def test_a_trial_that_pauses_finds_warm_workers_when_it_continues(ray_session, tmp_path):
     """With one trial left to run, Tune itself would end the actor of the trial that pauses."""
     from ray import tune
     from ray.tune.schedulers import PopulationBasedTraining
@@ -109,7 +109,7 @@ def make_late_starter(mark: str) -> StartsLate:
     return StartsLate(mark)
 
 
-def test_a_coordinator_that_starts_goes_on_when_another_trial_ends(ray_session, tmp_path):
+def test_a_coordinator_that_starts_is_kept_when_another_trial_ends(ray_session, tmp_path):
     """Tune itself would give it the coordinator of the trial that ends, and end the one that starts."""
     import ray
     from ray import tune

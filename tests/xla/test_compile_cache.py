@@ -53,7 +53,7 @@ def test_what_was_used_longest_ago_goes_first_and_the_rest_stays(tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"newest", "second"}
 
 
-def test_the_directory_is_for_this_user_alone(tmp_path: Path) -> None:
+def test_the_directory_is_only_for_this_user(tmp_path: Path) -> None:
     make_room(tmp_path / "new" / "chip-0")
     assert (tmp_path / "new" / "chip-0").stat().st_mode & 0o077 == 0
 
@@ -106,7 +106,7 @@ def test_a_process_keeps_its_graphs_and_the_next_one_looks_for_them(cache: Path,
     ],
     ids=["in our code", "in torch_xla's"],
 )
-def test_a_process_that_cannot_start_says_why_at_once(
+def test_a_process_that_cannot_start_is_reported_immediately_with_the_reason(
     cache: Path, tmp_path: Path, environment: dict[str, str], said: str
 ) -> None:
     workers = Workers("torch_xla", tmp_path)

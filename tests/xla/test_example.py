@@ -13,7 +13,7 @@ for name in ("torch_xla", "transformers", "accelerate", "hyperopt"):
     pytest.importorskip(name)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# ln 256: the loss of a model that knows nothing.
+# ln 256: the loss of an untrained model.
 BYTES_AT_RANDOM = 5.545
 
 

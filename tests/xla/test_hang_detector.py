@@ -1,4 +1,4 @@
-"""A rank that hangs is named with where it stands; one that works, or waits for Tune, is left alone."""
+"""A rank that hangs is named with its position; one that works, or waits for Tune, is not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def polled(
     [
         ("nothing", lambda i: Activity(0, 0.0)),
         ("heartbeats cost CPU time", lambda i: Activity(9, 0.002 * i)),
-        ("a share of 0.9 % of a CPU, for ever", lambda i: Activity(0, 0.09 * i)),
+        ("a share of 0.9 % of a CPU, forever", lambda i: Activity(0, 0.09 * i)),
     ],
 )
 def test_ranks_that_do_nothing_for_the_limit_stand_still(what: str, step: Callable[[int], Activity]) -> None:
@@ -51,7 +51,7 @@ def test_ranks_that_do_nothing_for_the_limit_stand_still(what: str, step: Callab
         ("a second of computation every 5 minutes", lambda i: Activity(0, 1.0 * (i // 30))),
         ("an operation on the device every 29 minutes", lambda i: Activity(i // 174, 0.0)),
         ("a process below a rank ends with its time", lambda i: Activity(0, 9.0 if i % 100 else 0.0)),
-        ("torch_xla's counters begin anew between trials", lambda i: Activity(100 - i, 0.0)),
+        ("torch_xla's counters begin again between trials", lambda i: Activity(100 - i, 0.0)),
     ],
 )
 def test_ranks_that_do_anything_within_the_limit_do_not(what: str, step: Callable[[int], Activity]) -> None:
@@ -62,7 +62,7 @@ def test_a_limit_that_is_shorter_than_a_window_holds() -> None:
     assert polled(lambda i: Activity(0, 0.0), limit_s=45, polls=100, every_s=0.5) == 90
 
 
-def test_time_in_which_nobody_listens_does_not_count() -> None:
+def test_time_without_polls_does_not_count() -> None:
     ranks = Inactivity(limit_s=60)
     nothing = Activity(0, 0.0)
     assert [ranks.update(20, nothing) for _ in range(3)] == [False] * 3
@@ -87,7 +87,7 @@ AT_REPORT = f'  File "{session.__file__}", line 9, in report'
         ({}, None),
     ],
 )
-def test_the_rank_that_stands_where_the_fewest_stand_is_named(where: Any, named: int | None) -> None:
+def test_the_rank_at_the_position_of_the_fewest_is_named(where: Any, named: int | None) -> None:
     rank, text = explain(where, 1800) or (None, "")
     assert rank == named
     if named is not None:
@@ -137,7 +137,7 @@ def test_ranks_that_work_on_the_device_or_below_themselves_do_not_hang(workers: 
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_with_where_it_stands_but_not_before(workers: Workers) -> None:
+def test_a_rank_that_hangs_is_named_with_its_position_but_not_before(workers: Workers) -> None:
     """The last one: it ends these workers."""
 
     def train(config: dict[str, Any]) -> None:

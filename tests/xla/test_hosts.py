@@ -80,7 +80,7 @@ def tune_run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 class OnPlainProcesses(DistributedTrainable):
-    """A TPU trial in all but its runtime and its places."""
+    """A TPU trial in all but its runtime and its slots."""
 
 
 def set_up_on_plain_processes(self: Any, config: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def test_ranks_of_two_hosts_are_one_world_and_rank_0_reports(tune_run: Callable[
     )
 
 
-def test_a_segmentation_fault_on_one_host_is_named_and_every_rank_goes_on_from_the_checkpoint(
+def test_a_segmentation_fault_on_one_host_is_named_and_every_rank_continues_from_the_checkpoint(
     tune_run: Callable[..., Any], tmp_path: Path
 ) -> None:
     analysis = tune_run(

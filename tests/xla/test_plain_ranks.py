@@ -209,7 +209,7 @@ def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_tim
 
 
 @pytest.mark.slow
-def test_a_host_without_torch_xla_says_so_at_the_start(ray_session: Any, tmp_path: Path) -> None:
+def test_a_host_without_torch_xla_is_an_error_at_the_start(ray_session: Any, tmp_path: Path) -> None:
     if importlib.util.find_spec("torch_xla") is not None:
         pytest.skip("torch_xla is installed")
     made = Workers("torch_xla", tmp_path)

@@ -205,7 +205,7 @@ def test_a_chip_of_v2_or_v3_is_two_ranks() -> None:
         ("v7x-16", 2, 4),
     ],
 )
-def test_a_type_says_its_hosts_and_chips(tpu_type: str, hosts: int, chips: int) -> None:
+def test_a_type_determines_its_hosts_and_chips(tpu_type: str, hosts: int, chips: int) -> None:
     assert shape_of(tpu_type) == (hosts, chips)
     assert spec(tpu_type=tpu_type).num_hosts == hosts
 

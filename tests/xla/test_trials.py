@@ -86,7 +86,7 @@ def test_asha_searches_in_one_xla_process_and_stops_trials_at_their_report(
     assert len({result["process"] for result in results(analysis)}) == 1
 
 
-def test_a_trial_whose_process_died_goes_on_from_its_checkpoint(
+def test_a_trial_whose_process_died_continues_from_its_checkpoint(
     tune_run: Callable[..., Any], tmp_path: Path
 ) -> None:
     numbers = [signal.SIGKILL, signal.SIGSEGV]
@@ -253,7 +253,7 @@ def test_a_graph_is_compiled_once_for_all_trials_of_a_process(trials: dict[str, 
     assert second["compiled"] == 0 and second["found"] >= 1
 
 
-def test_the_devices_random_numbers_start_anew_with_every_trial(trials: dict[str, list[Any]]) -> None:
+def test_the_devices_random_numbers_start_again_with_every_trial(trials: dict[str, list[Any]]) -> None:
     first, second = results_of(trials, "draw")
     assert first["drawn"] == second["drawn"]
 

@@ -1,4 +1,4 @@
-"""Pictures of an experiment: each function takes the analysis and returns a `plotly.graph_objects.Figure`.
+"""Plots of an experiment: each function takes the analysis and returns a `plotly.graph_objects.Figure`.
 
 ```python
 from horovod_tune import analyze
@@ -9,8 +9,8 @@ figure.write_html("curves.html")
 figure.write_image("curves.png")  # needs `pip install kaleido`
 ```
 
-Colours are Okabe and Ito's for a few things and cividis for many: both are distinguishable with any
-kind of colour blindness.
+Colours are Okabe and Ito's for a few things and cividis for many; both suit readers with colour blindness.
+Each function that needs the metric raises `MetricUnknown` if it is not known.
 """
 
 from horovod_tune.analysis.plots.hyperparameters import importance, parameter, parameters

@@ -1,4 +1,4 @@
-"""The metric over the space: single hyperparameters, and their importances."""
+"""Plots of the metric against hyperparameters, and of their importances."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 _BARS, _MIN_TRIALS = 20, 10
-_MAX_TRIALS = 1000  # more are sampled: the order of importances no longer changes, the time does
+_MAX_TRIALS = 1000  # of more trials, a sample is used: it orders the importances alike, in less time
 _TREES, _FOLDS, _REPEATS, _SEED = 50, 5, 3, 0
 
 
@@ -38,7 +38,7 @@ def parameter(analysis: Analysis, name: str) -> Figure:
 
 
 def parameters(analysis: Analysis) -> Figure:
-    """Draw the metric against each hyperparameter, side by side in one figure."""
+    """Draw the metric against each hyperparameter in one figure. Raises `ValueError` if none varies."""
     from plotly.subplots import make_subplots
 
     found = varying_parameters(analysis)
@@ -83,8 +83,8 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
 def importance(analysis: Analysis) -> Figure:
     """Draw how much each hyperparameter matters: permutation importance on a random forest (scikit-learn).
 
-    A forest learns the trials' rank by the metric (so that one trial that diverged does not decide) from the
-    hyperparameters; five times a fifth of the trials is held back. Bars are the drop of R² on them when a
+    A forest predicts the trials' ranks by the metric (so that one diverged trial does not dominate) from the
+    hyperparameters, with five-fold cross-validation. Bars are the mean drop of R² on held-out trials when a
     hyperparameter's values are shuffled (Breiman, Random Forests, 2001), over folds and repeats, with the
     standard deviation; the 20 largest are drawn. With fewer than 10 trials that have a value, or if nothing
     varies, the figure has a text instead.
@@ -121,10 +121,10 @@ def importance(analysis: Analysis) -> Figure:
 
 @lru_cache(maxsize=1)  # an analysis never changes
 def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
-    """Return what permuting each hyperparameter costs a forest on trials that it has not seen.
+    """Return how much R² each hyperparameter's permutation costs a forest on held-out trials.
 
-    That is the drop of R², shape (hyperparameters, folds * repeats); the forest's R² there (near or below 0
-    the hyperparameters do not explain the metric, and the drops mean nothing); and how many trials were used.
+    The drops have shape (hyperparameters, folds * repeats). Also returns the forest's R² (near or below 0 the
+    hyperparameters do not explain the metric, and the drops mean nothing) and the number of trials used.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
@@ -132,7 +132,7 @@ def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
     from sklearn.model_selection import KFold
 
     columns = [one.positions for one in varying_parameters(analysis)]
-    # A parameter that a trial lacks counts as below all others.
+    # A trial that lacks a parameter gets a value below all others.
     lowest = [np.min(column, where=np.isfinite(column), initial=np.inf) - 1.0 for column in columns]
     features = np.stack([np.where(np.isfinite(c), c, low) for c, low in zip(columns, lowest, strict=True)], 1)
     used = np.flatnonzero(np.isfinite(analysis.values))

@@ -15,7 +15,7 @@ from horovod_tune.analysis.results import Analysis
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_POINTS = 40_000  # of all curves together: what a browser draws without a pause
+_POINTS = 40_000  # of all curves together: a browser draws these without a pause
 _FEWEST, _MOST = 8, 400  # points of one curve
 
 
@@ -23,8 +23,8 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     """Draw every trial's metric against its "iteration" or the experiment's wall-clock "time".
 
     Up to eight trials have a colour each; of more, the best values are darkest. The best trial is drawn in
-    orange over the others. A trial that started again is drawn from its new start. Long curves are drawn
-    with at most 400 points, their extremes among them.
+    orange over the others. A trial's curve has a gap where it started again. Long curves are drawn with
+    at most 400 points, which include their extremes.
     """
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
@@ -70,7 +70,7 @@ def _few(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
 
 
 def _many(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
-    """Return a trace per shade, worst first, then the best trial's: thousands of traces would be slow."""
+    """Return traces by shade, worst first, then the best trial's: a trace for each trial would be slow."""
     best, order = analysis.best_number, [trial for trial in analysis.ranked if trial in lines]
     alpha = float(np.clip(80 / len(lines), 0.15, 0.85))
     tints = [style.faded(colour, alpha) for colour in style.SEQUENTIAL]
@@ -107,9 +107,9 @@ def best_so_far(
 ) -> Figure:
     """Draw the best value so far against wall-clock "time" or the number of "trials".
 
-    Several experiments are compared on one picture: a list (named by their folders) or a dictionary from
+    Several experiments are compared in one plot: a list (named by their folders) or a dictionary from
     name to analysis. A name with several analyses (a searcher's seeds) is drawn as their median and range.
-    Raises `ValueError` if experiments differ in metric or mode.
+    Raises `ValueError` if the experiments differ in metric or mode.
     """
     groups = _groups(analysis)
     compared = {a.require_metric() for group in groups.values() for a in group}
@@ -140,7 +140,7 @@ def _group(name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, len
         dots = {"size": [6.0] * (len(x) - 1) + [0.0 if len(x) > 1 else 6.0]}
         return [look | {"x": x / length, "y": y, "name": name, "mode": "lines+markers", "marker": dots}]
     every = np.unique(np.concatenate([x for x, _ in group]))
-    every = every[every >= max(x[0] for x, _ in group)]  # from there on each run has a value
+    every = every[every >= max(x[0] for x, _ in group)]  # from there on every experiment has a value
     held = np.stack([y[np.searchsorted(x, every, side="right") - 1] for x, y in group])
     line = {"x": every / length, "mode": "lines"}
     edge = line | {"line": {"width": 0, "shape": "hv"}, "hoverinfo": "skip", "showlegend": False}

@@ -1,4 +1,4 @@
-"""Every trial as a line through all hyperparameters to its metric."""
+"""A plot of every trial as a line through all hyperparameters to its metric."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# Which share of the trials, from the best on, has which colour.
+# Groups of trials, from the best on: name, cumulative share, colour.
 _GROUPS = (
     ("best 10 %", 0.1, style.SEQUENTIAL[0]),
     ("to 25 %", 0.25, style.OKABE_ITO[0]),
@@ -28,7 +28,7 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     """Draw each trial as a line through the hyperparameters that vary, ending at its metric.
 
     The trials are in four groups by their rank; a click on one in the legend hides it, a double click shows
-    it only. (Drawn as plain lines: Plotly's own parallel coordinates need WebGL and `eval`, which the
+    only it. (Drawn as plain lines: Plotly's own parallel coordinates need WebGL and `eval`, which the
     report's content security policy forbids.)
     """
     metric, mode = analysis.require_metric()
@@ -73,7 +73,7 @@ def _lines(heights: np.ndarray, trials: np.ndarray, texts: np.ndarray) -> dict[s
     across = heights.shape[1]
     xs = np.tile(np.append(np.arange(across), 0), len(trials)).astype(np.float32)
     ys = np.column_stack([heights[trials], np.full(len(trials), np.nan)]).ravel().astype(np.float32)
-    # The text belongs to the line's end: one for each point would be most of a page of 5,000 trials.
+    # Only a line's end has its text: at every point, the texts would be most of a page of 5,000 trials.
     hover = np.full((len(trials), across + 1), "", dtype=texts.dtype)
     hover[:, across - 1] = texts[trials]
     labels = {"text": hover.ravel(), "hovertemplate": "%{text}<extra></extra>"}
@@ -106,7 +106,7 @@ def _ends(low: float, high: float, one: Parameter | None = None) -> list[tuple[f
 
 
 def _decades(low: float, high: float) -> list[int]:
-    """Return some six whole decades between two powers of ten.
+    """Return about six whole decades between two powers of ten.
 
     >>> _decades(-3.2, 0.1)
     [-3, -2, -1, 0]

@@ -1,4 +1,4 @@
-"""Which trial held which ranks when, and the Pareto front of two metrics."""
+"""Plots of which trial held which ranks when, and of the Pareto front of two metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def timeline(analysis: Analysis) -> Figure:
 
     A row is a rank's slot (on its host if the reports have it); if they do not have the number of ranks, a
     row is a slot for one trial. Trials on a row alternate between two tones, failed ones are black, the best
-    one is orange. Times between two drivers of a resumed search are grey.
+    one is orange. Gaps between the drivers of a resumed search are grey.
     """
     found = series.timeline(analysis)
     title = "Which trial held which ranks when" if found.unit != "trials at once" else "Which trial ran when"
@@ -72,13 +72,13 @@ def timeline(analysis: Analysis) -> Figure:
 
 
 def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
-    """Draw every result by two metrics, and the front of those that no other one beats in both.
+    """Draw every result by two metrics, and the front of those that no other one dominates.
 
     `metrics` maps two metrics to "min" or "max"; the first is the horizontal axis. The stepped line is the
-    border of what the front dominates.
+    border of what the front dominates. Raises `ValueError` as `Analysis.pareto_front` does.
     """
     if len(metrics) != 2:
-        raise ValueError(f"a picture has two metrics, got {len(metrics)}: {', '.join(metrics)}")
+        raise ValueError(f"metrics must name two to be drawn, got {len(metrics)}: {', '.join(metrics)}")
     found = analysis.pareto_front(metrics)
     (x, x_mode), (y, y_mode) = metrics.items()
     title = f"{style.label(x)} against {style.label(y)}"

@@ -1,4 +1,4 @@
-"""Colours, axes and texts that all pictures share. The one place that imports Plotly."""
+"""Colours, axes and texts that all plots share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEW = len(OKABE_ITO)
 SEQUENTIAL = ("#00224E", "#123570", "#3B496C", "#575D6D", "#707173", "#8A8678", "#A59C74", "#C3B369")
 _TIME_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _HOVER_PARAMETERS = 8
-_HOVER_TRIALS = 1000  # beyond so many the pictures name a trial and its value, not its hyperparameters
+_HOVER_TRIALS = 1000  # for more trials, hover texts have no hyperparameters
 _AXIS = {
     "gridcolor": "#E3E6EA",
     "linecolor": "#9AA0A8",
@@ -73,7 +73,7 @@ def figure(title: str, subtitle: str = "", *, height: int = 420, empty: str = ""
 
 
 def as_text(words: object) -> str:
-    """Return text as Plotly shows it literally: it reads HTML and TeX in labels, and `%{…}` when hovering.
+    """Return text escaped for Plotly, which interprets HTML and TeX in labels, and `%{…}` in hover texts.
 
     >>> as_text("<b>%{x} & $1$")
     '&lt;b&gt;%\\u200b{x} &amp; &#36;1&#36;'
@@ -91,14 +91,14 @@ def joined(*parts: str) -> str:
 
 
 def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any], str]:
-    """Return the metric's axis, and a note on the values that are outside of it."""
+    """Return the metric's axis, and a note on the values that are outside it."""
     low, high, beyond = robust_limits(values, mode)
     note = f"{beyond} of {len(values)} values are outside the axis" if beyond else ""
     return {"title": {"text": label(name)}, "range": [low, high]}, note
 
 
 def time_axis(seconds: float) -> tuple[dict[str, Any], float]:
-    """Return an axis in a unit that suits so many seconds, and what to divide seconds by."""
+    """Return a time axis in a unit that suits so many seconds, and the unit's length in seconds."""
     unit, length = next((each for each in _TIME_UNITS if seconds >= 2 * each[1]), _TIME_UNITS[-1])
     return {"title": {"text": f"wall-clock time ({unit})"}}, length
 
@@ -109,7 +109,7 @@ def count_axis(name: str, highest: float) -> dict[str, Any]:
 
 
 def parameter_axis(parameter: Parameter) -> dict[str, Any]:
-    """Return a hyperparameter's axis: logarithmic if its range is, by name if it is a choice."""
+    """Return a hyperparameter's axis: logarithmic if its range is, with names if it is a choice."""
     axis: dict[str, Any] = {"title": {"text": label(parameter.name)}}
     low, high = parameter.limits()
     if parameter.kind == "category":
@@ -124,13 +124,13 @@ def parameter_axis(parameter: Parameter) -> dict[str, Any]:
     pad = 0.03 * (high - low)
     axis |= {"range": [low - pad, high + pad]}
     if parameter.log:
-        # On little more than one decade Plotly 6 draws some whole decades at y = -Infinity.
+        # If the axis has little more than a decade, Plotly 6 draws some whole decades at y = -Infinity.
         return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 2 else None}
     return axis
 
 
 def on_axis(parameter: Parameter, seed: int = 0) -> np.ndarray:
-    """Return where trials are on `parameter_axis`, shape (trials,); a choice's points are moved apart."""
+    """Return the trials' positions on `parameter_axis`, shape (trials,); those of a choice are jittered."""
     if parameter.kind == "category":
         return parameter.positions + np.random.default_rng(seed).uniform(-0.18, 0.18, len(parameter.values))
     return 10.0**parameter.positions if parameter.log else parameter.positions
@@ -153,7 +153,7 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
 
 @lru_cache(maxsize=1)  # an analysis never changes
 def trial_names(analysis: Analysis) -> np.ndarray:
-    """Return the trials' ids as Plotly shows them, shape (trials,): an array is much faster than a list."""
+    """Return the trials' ids escaped for Plotly, shape (trials,): an array is much faster than a list."""
     return np.array([as_text(trial.trial_id) for trial in analysis.trials])
 
 

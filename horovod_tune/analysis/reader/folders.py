@@ -1,7 +1,7 @@
 """An experiment's folder: a local path or any URI that Tune's storage takes (pyarrow.fs).
 
-A folder may come from an untrusted source. Only regular files are read, no link is followed out of the
-folder, and no file beyond a given size is read.
+A folder may come from an untrusted source. Only regular files of limited size are read, and no link is
+followed out of the folder.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class UnusableFile(OSError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file or folder directly below another; `modified` is Unix time in seconds, None if not known.
+    """One file or folder directly in another; `modified` is Unix time in seconds, None if not known.
 
-    `odd_name` is True if the name is not text (UTF-8); `name` then replaces it, and cannot be opened.
+    `odd_name` is True if the name is not UTF-8; `name` is then escaped, and cannot be opened.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a pyarrow filesystem; `shown` is how a person writes its place.
+    """A folder of a pyarrow filesystem; `shown` is its path or URI as a user writes it.
 
-    `top` is the experiment's folder that this one belongs to, itself unless given: links may not lead out.
-    `staged` is the copy of it in which its driver writes first; of a file in both, the longer one is read.
+    `top` is the experiment's folder, by default this one; links may not lead out of it. `staged` is the copy
+    that the experiment's driver writes first; of a file in both, the longer one is read.
     """
 
     filesystem: pafs.FileSystem
@@ -90,7 +90,7 @@ class Folder:
         """Return a file's bytes, or None if there is no such file.
 
         Raises:
-            UnusableFile: it is too large, no regular file, or a link that leads outside.
+            UnusableFile: the file is too large, not a regular file, or a link that leads outside.
         """
         if self.staged is not None and self.staged.size(name) > self._own_size(name):
             return self.staged.read(name)
@@ -125,7 +125,7 @@ class Folder:
         real = os.path.realpath(local)
         mode = os.lstat(real).st_mode
         if stat.S_ISREG(mode):
-            # Not followed and not waited for: it may have become something else since.
+            # No link is followed and no pipe is waited for: the file may have been replaced since.
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.fdopen(os.open(real, flags), "rb")
             mode = os.fstat(file.fileno()).st_mode
@@ -140,7 +140,7 @@ class Folder:
 
 
 def _on_this_machine(filesystem: Any, path: str) -> str | None:
-    """Return a path of a local pyarrow filesystem as this machine's own; None for storage elsewhere."""
+    """Return the local path of a path on a pyarrow filesystem; None if that is not a local one."""
     while isinstance(filesystem, pafs.SubTreeFileSystem):
         path = f"{filesystem.base_path.rstrip('/')}/{path.lstrip('/')}"
         filesystem = filesystem.base_fs
@@ -148,12 +148,12 @@ def _on_this_machine(filesystem: Any, path: str) -> str | None:
 
 
 def has_uri(filesystem: pafs.FileSystem) -> bool:
-    """Return True if a URI leads to a filesystem: not to one made in Python, nor to a part of another."""
+    """Return True if a filesystem has URIs: not a local one, one made in Python, or a part of another."""
     return filesystem.type_name not in ("local", "subtree") and "::" not in filesystem.type_name
 
 
 def shown_place(filesystem: pafs.FileSystem, path: str) -> str:
-    """Return how a person writes a path of a filesystem: with its scheme where it has one.
+    """Return a path of a filesystem as a user writes it: as a URI if the filesystem has one.
 
     >>> shown_place(pafs.LocalFileSystem(), "/results/digits")
     '/results/digits'
@@ -188,10 +188,10 @@ def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder
 
 
 def driver_folders(experiment: str) -> list[Folder]:
-    """Return where a driver on this machine stages an experiment of this name, the newest first.
+    """Return where drivers on this machine staged experiments of this name, newest first.
 
-    Tune writes there first and copies to the experiment's own folder every few minutes and at the end: what
-    runs, or was killed, has its latest results there only.
+    Tune writes there first and copies to the experiment's own folder every few minutes and at the end. The
+    latest results of a search that is running, or was killed, are only there.
     """
     roots = [os.environ.get("RAY_TMPDIR"), os.environ.get("RAY_TEMP_DIR"), "/tmp/ray"]
     found: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""What a search has written about itself in JSON: our metadata file, and the state of `BayesOptSearch`.
+"""Reads what a search wrote about itself in JSON: our metadata file, and the state of `BayesOptSearch`.
 
-Both become fields of `ExperimentRecord`, of which the values can be trusted.
+Both are validated and become fields of `ExperimentRecord`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def metadata_of(
 ) -> dict[str, Any]:
     """Return what the driver of these trials wrote, and what only `BayesOptSearch` saved.
 
-    `entries` are the folder's, with those of its driver's copy. `stamps` are in the name of this search's
-    state files, if the folder has several searches.
+    `entries` are the folder's and those of its staged copy. Only a state of `BayesOptSearch` with one of
+    `stamps` in its name is read, because the folder may have several searches.
     """
 
     def first(names: Iterable[str], parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         for name in names:
-            try:  # that a search has ended is written to the storage only
+            try:  # the end of a search is recorded only in the storage
                 return parse(replace(folder, staged=None).read(name) or folder.read(name) or b"")
             except (ValueError, OSError) as error:
                 problems.append(Problem(name, f"not readable ({error})"))
@@ -50,7 +50,7 @@ def run_metadata(data: bytes) -> dict[str, Any]:
     """Return what the driver wrote when the search started (`horovod_tune_run-*.json`)."""
     written, _ = read_json(data)
     if not isinstance(written, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     samples, resources = written.get("num_samples"), written.get("resources")
     texts = {name: text_or_none(written.get(name)) for name in ("metric", "mode", "searcher", "scheduler")}
     return texts | {
@@ -74,9 +74,9 @@ def _amounts(bundle: Any) -> dict[str, float]:
 
 
 def searcher_metadata(data: bytes) -> dict[str, Any]:
-    """Return what `BayesOptSearch` saved: metric, limits and front; nothing of one of Tune's own searchers.
+    """Return what `BayesOptSearch` saved: metric, mode, limits and front.
 
-    Those are pickles, which are not read. Raises `ValueError` for anything else.
+    Empty for the pickle of one of Tune's own searchers, which is not read. Raises `ValueError` if invalid.
     """
     if data[:1] == b"\x80":
         return {}
@@ -95,7 +95,7 @@ def searcher_metadata(data: bytes) -> dict[str, Any]:
 
 
 def _front(metrics: Any, modes: Any) -> Mapping[str, str]:
-    """Return the modes of the metrics of a search for several of them; empty for any other."""
+    """Return the mode of each metric of a search with several metrics; empty for any other."""
     if not (isinstance(metrics, list) and isinstance(modes, list) and len(metrics) == len(modes)):
         return {}
     if not all(isinstance(name, str) for name in metrics) or set(map(str, modes)) - {"min", "max"}:

@@ -1,7 +1,7 @@
-"""What Tune's files hold, as plain data of a bounded depth.
+"""Reads Tune's JSON into plain data of bounded depth.
 
-Tune's JSON may come from anywhere: nested so deep that every later step fails, or with texts that are not
-Unicode. `plain` cuts such parts off, reports them, and leaves the rest as it is. No pickle is opened.
+The files may come from anywhere, nested so deep that every later step fails, or with text that is not valid
+Unicode. `plain` cuts off or escapes these parts and reports them. No pickle is opened.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 DEEPEST = 32
-# Instead of what Tune could only write as a pickle.
+# Replaces a value that Tune could only write as a pickle.
 OBJECT = "<object>"
 _NEEDS_CARE = re.compile(r"\\u[dD][89a-fA-F]|\d{300}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what JSON holds, whatever its size. Raises `ValueError`, also for what is nested too deeply."""
+    """Parse JSON. Raises `ValueError`, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -27,9 +27,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(data: bytes) -> tuple[Any, list[str]]:
-    """Return what JSON in UTF-8 holds as plain data, and what had to be cut off or replaced.
+    """Return JSON in UTF-8 as plain data, and the names of what had to be cut off or replaced.
 
-    Raises `ValueError` for anything else, and for what is nested too deeply to be read at all.
+    Raises `ValueError` if it is not JSON, or nested too deeply to be parsed.
     """
     cut: list[str] = []
     try:
@@ -44,7 +44,7 @@ def read_json(data: bytes) -> tuple[Any, list[str]]:
 
 
 def plain(value: Any, cut: list[str] | None = None, depth: int = 0) -> Any:
-    """Turn what JSON held into plain data of a bounded depth; `cut` gets what had to be left out.
+    """Return a parsed value with its depth bounded; what was left out or escaped is added to `cut`.
 
     >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
     {'model': '<object>'}
@@ -64,7 +64,7 @@ def plain(value: Any, cut: list[str] | None = None, depth: int = 0) -> Any:
             return left_out("a number of more than 300 digits")
     elif isinstance(value, (list, dict)):
         if depth >= DEEPEST:
-            return left_out(f"nested more than {DEEPEST} deep")
+            return left_out(f"data nested more than {DEEPEST} deep")
         if isinstance(value, list):
             return [plain(inner, cut, depth + 1) for inner in value]
         if value.get("_type") == "CLOUDPICKLE_FALLBACK":
@@ -74,7 +74,7 @@ def plain(value: Any, cut: list[str] | None = None, depth: int = 0) -> Any:
 
 
 def text_or_none(value: Any) -> str | None:
-    """Return a short text that can be written out; None for anything else."""
+    """Return the first 300 characters of a text, as valid Unicode; None for anything else."""
     return _unicode(value)[:300] if isinstance(value, str) else None
 
 
@@ -97,9 +97,9 @@ def _unicode(text: str) -> str:
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-_LATEST = 9e9  # Unix time of the year 2255: pandas' clocks end a little later
+_LATEST = 9e9  # Unix time of the year 2255: pandas' timestamps end a little later
 
-# The numbers that Tune, or a distributed trial's coordinator, adds: none is what a search is about.
+# The numbers that Tune, or a distributed trial's coordinator, adds to reports: none is a user's metric.
 TUNES_OWN = frozenset(
     (
         *("timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"),
@@ -122,7 +122,7 @@ def iteration_of(report: Mapping[str, Any]) -> int | None:
 
 
 def seconds(value: Any) -> float | None:
-    """Return a length of time or a Unix time in seconds; None for what can be neither.
+    """Return a duration or a Unix time in seconds; None for what can be neither.
 
     >>> seconds(1.5), seconds(-1), seconds(float("nan")), seconds("1")
     (1.5, None, None, None)

@@ -10,7 +10,7 @@ from horovod_tune.analysis.scoring import Limit
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that could not be read, or not wholly: `where` names the trial or the file."""
+    """A part that could not be read, or not completely; `where` names the trial or the file."""
 
     where: str
     what: str
@@ -33,11 +33,10 @@ class Domain:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial as Tune's files have it. Times are Unix time in seconds; None is "not written down".
+    """One trial as in Tune's files. Times are Unix times in seconds, None if they are not recorded.
 
-    `rows` are the reports in result.json, in its order. `directory` is the trial's folder in
-    the experiment's storage, with its URI's scheme where it has one. `resources` are the bundles of its
-    placement group, in Ray's units.
+    `rows` are the reports in result.json, in its order. `directory` is the path or URI of the trial's folder
+    in the experiment's storage. `resources` are the bundles of its placement group, in Ray's units.
     """
 
     trial_id: str
@@ -56,19 +55,19 @@ class TrialRecord:
 
     @property
     def reports(self) -> tuple[dict[str, Any], ...]:
-        """Its rows; if its result.json is lost, the last report that Tune's state has."""
+        """The rows; if result.json is lost, the last report in Tune's state file."""
         return self.rows or ((self.last_result,) if self.last_result else ())
 
     @property
     def folder_name(self) -> str:
-        """The trial's folder without its place; empty if it has none."""
+        """The name of the trial's folder; empty if it has none."""
         place = self.directory.partition("?")[0] if "://" in self.directory else self.directory
         return place.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentRecord:
-    """One search as Tune's files have it; what is not written down stays None or empty.
+    """One search as in Tune's files; what is not recorded is None or empty.
 
     `run` names it (None if its state file is lost), `runs` all searches of the same folder, oldest first.
     `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` is

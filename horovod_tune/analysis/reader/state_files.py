@@ -1,8 +1,8 @@
 """The state files of an experiment, `experiment_state-<its driver's start>.json`: every trial's state.
 
 A restored search writes a new one that has the earlier trials too; a search that was started again under the
-same name writes into the same folder, and its file has other trials. It is JSON within JSON, private to Tune
-(checked against Ray 2.60.0); what Tune could only write as a pickle is not read.
+same name writes into the same folder, and its file has other trials. The format is JSON within JSON, private
+to Tune (checked against Ray 2.60.0); what Tune could only write as a pickle is not read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_state(name: str) -> bool:
 
 @dataclass(frozen=True)
 class StateFile:
-    """One driver's record of its search: the trials in the order of creation, and what is not readable.
+    """One driver's record of its search: the trials in the order of creation, and what could not be read.
 
     `start_time`, when the driver started, and `written` are Unix times in seconds, None if not known.
     """
@@ -38,18 +38,18 @@ class StateFile:
 
     @property
     def stamp(self) -> str:
-        """When its driver started, as Tune writes it into the names of its files."""
+        """The driver's start time, as in the names of Tune's files."""
         return self.name.removeprefix(PREFIX).removesuffix(SUFFIX)
 
     @property
     def unfinished(self) -> bool:
-        """Return True if its driver may still have run when it was written."""
+        """Return True if the search may not have ended when the file was written."""
         going = ("PENDING", "RUNNING", "PAUSED")
         return not self.trials or any(trial.status in going for trial in self.trials)
 
 
 def parse_state(data: bytes, name: str, folder: Folder, written: float | None = None) -> StateFile:
-    """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no list of trials."""
+    """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no trials in JSON."""
     try:
         state = mapping(parse_json(data.decode("utf-8", "replace")))
     except ValueError as error:
@@ -81,10 +81,10 @@ def parse_state(data: bytes, name: str, folder: Folder, written: float | None = 
 
 def _object(part: Any) -> dict[str, Any]:
     if not isinstance(part, str):
-        raise ValueError("no JSON text")
+        raise ValueError("not a JSON text")
     value = parse_json(part)
     if not isinstance(value, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return value
 
 
@@ -94,10 +94,10 @@ def _trial(
     trial_id = text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
     name = text_or_none(trial.get("custom_trial_name"))
     name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
-    # Before its first report, Tune has only the trial's names in it.
+    # Before the first report, `last_result` has only the trial's names.
     last = run.get("last_result") if "training_iteration" in mapping(run.get("last_result")) else None
     config = plain(trial.get("config") or {}, cut)
-    tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1": the twelfth after the first
+    tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1" has the trial's number
     failures = run.get("num_failures")
     # Ray 1.x wrote the whole path.
     place = trial.get("relative_logdir") or str(trial.get("logdir") or "").rstrip("/").rsplit("/", 1)[-1]
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def sessions(self) -> tuple[float, ...]:
-        """When each of its drivers started, in Unix time (seconds), the first one first."""
+        """The Unix times in seconds at which its drivers started, earliest first."""
         return tuple(sorted({file.start_time for file in self.files if file.start_time is not None}))
 
 

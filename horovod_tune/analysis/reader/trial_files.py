@@ -16,17 +16,17 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import OBJECT, mapping, read_json, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
-_LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
+_LARGEST_ERROR = 200_000  # bytes; of a longer error the two ends are kept
 
 
 def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Problem]]:
-    """Return the trial with its reports and its error's text; `folder` is the experiment's."""
+    """Return the trial with its reports and error text, and the problems; `folder` is the experiment's."""
     if not trial.folder_name:
         return trial, []
     files = _TrialFiles(folder.below(trial.folder_name), trial.trial_id)
     rows = _rows(files) or _csv_rows(files)
     if not rows and trial.last_result is not None:
-        files.add_problem("result.json is missing or empty; only its last report is known")
+        files.add_problem("result.json is missing or empty; only the last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
         files.add_problem("it has no reports")
     config = trial.config
@@ -44,7 +44,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
 
 
 class _TrialFiles:
-    """A trial's folder; what cannot be read there is noted."""
+    """A trial's folder; `problems` lists what could not be read there."""
 
     def __init__(self, folder: Folder, trial_id: str):
         self._folder, self._trial_id = folder, trial_id
@@ -86,7 +86,7 @@ def _rows(files: _TrialFiles) -> list[dict[str, Any]]:
         try:
             row, cut = read_json(line)
             if not isinstance(row, dict):
-                raise ValueError("no JSON object")
+                raise ValueError("not a JSON object")
         except ValueError:
             half = number == len(lines)
             what = "ends in a half-written report" if half else f"line {number} is not a report"
@@ -99,7 +99,7 @@ def _rows(files: _TrialFiles) -> list[dict[str, Any]]:
 
 
 def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
-    """Return the reports in `progress.csv`, which Tune writes next to result.json, with nested names flat."""
+    """Return the reports in `progress.csv`, which Tune writes next to result.json, with flat names."""
     data = files.read("progress.csv")
     if not data:
         return []
@@ -131,7 +131,7 @@ def _csv_value(text: str) -> Any:
 
 
 def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
-    """Return the trial with its rows, and with what is newer than its state file."""
+    """Return the trial with its rows, which may be newer than its state file."""
     if not rows:
         return trial
     last, status, trial_id = rows[-1], trial.status, trial.trial_id

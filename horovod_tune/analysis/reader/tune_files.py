@@ -1,6 +1,6 @@
 """Reads the folder of a Tune experiment: finished, interrupted or still running.
 
-A part that cannot be read costs that part and is named among the record's problems.
+A part that cannot be read is left out and listed in the record's `problems`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from horovod_tune.analysis.reader.state_files import Run, StateFile, choose, is_
 from horovod_tune.analysis.reader.trial_files import with_files
 
 _TRIAL_FILES = ("result.json", "params.json", "progress.csv")
-_EQUAL = 4  # so many trials with the same problem make one line
-_COPIED_S = 3600.0  # a file of a search is written at most so long after its trial has started
-_READERS = 16  # storage in a cloud answers each request late; on a local disk it makes no difference
+_EQUAL = 4  # this many trials with the same problem share one line
+_COPIED_S = 3600.0  # a search writes its first file within this time of its driver's start
+_READERS = 16  # each request to cloud storage has a high latency; on a local disk it makes no difference
 
 
 def result_of(returned: Any) -> tuple[Folder, tuple[str | None, str | None], frozenset[str] | None]:
-    """Return folder, metric and mode, and trials of what `tune.run` or `Tuner.fit` returned.
+    """Return the folder, (metric, mode) and trial ids of what `tune.run` or `Tuner.fit` returned.
 
     Raises `TypeError` for anything else.
     """
@@ -48,7 +48,7 @@ def read_experiment(
     """Read one search of an experiment's folder: the newest, the one named `run`, or that of `trial_ids`.
 
     Raises:
-        ValueError: the folder holds no Tune experiment, or no such run.
+        ValueError: the folder contains no Tune experiment, or no such run.
     """
     problems: list[Problem] = []
     entries = folder.entries()
@@ -58,7 +58,7 @@ def read_experiment(
     chosen = choose(runs, run, trial_ids)
     others = {trial_id for other in runs if other is not chosen for trial_id in other.trial_ids}
     state = chosen.files[0] if chosen is not None else None
-    # A state file that cannot be read is known only by its name: its driver may run here.
+    # Even if no state file can be read, a name leads to its driver's staged copy on this machine.
     name = state.name if state is not None else max(filter(is_state, (e.name for e in entries)), default="")
     folder, state = _with_staged(folder, name, state)
     listed = [*entries, *(folder.staged.entries() if folder.staged is not None else ())]
@@ -85,7 +85,7 @@ def read_experiment(
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
     stamps = chosen.stamps if chosen is not None and len(runs) > 1 else {""}
     known = metadata_of(folder, listed, stamps, {trial.trial_id for trial in kept}, problems)
-    # Tune's state has a metric only, and a mode counts only for its own metric.
+    # Tune's state has a metric but no mode; a recorded mode counts only for its own metric.
     metric = (state.metric if state is not None else None) or known.get("metric")
     if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
         known["mode"] = None
@@ -115,7 +115,7 @@ def read_experiment(
 
 
 def _together(problems: Iterable[Problem]) -> list[Problem]:
-    """Make one line of what several trials have in common."""
+    """Merge the problems that several trials have in common."""
     groups: dict[str, list[Problem]] = {}
     for problem in problems:
         groups.setdefault(problem.what, []).append(problem)
@@ -143,15 +143,15 @@ def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Proble
 
 
 def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Folder, StateFile | None]:
-    """Return the folder with its driver's own copy, and the state there.
+    """Return the folder with its driver's staged copy, and the state that is there.
 
-    They are the same again if the search is finished, or its driver did not run on this machine.
+    Both are unchanged if the search has ended, or its driver did not run on this machine.
     """
     if not name or (state is not None and not state.unfinished):
         return folder, state
     for candidate in driver_folders(folder.name):
         with suppress(OSError):  # another user's search of the same name
-            data = candidate.read(name)  # the name has the moment the driver started
+            data = candidate.read(name)  # the name has the driver's start time
             if data is not None:
                 with suppress(ValueError):  # half-written
                     state = parse_state(data, name, folder)
@@ -162,9 +162,9 @@ def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Fo
 def _trials_without_state(
     folder: Folder, entries: Iterable[Entry], taken: Collection[str]
 ) -> list[TrialRecord]:
-    """Return trials' folders that no state file names: it was lost, or is older than they are.
+    """Return the trials that no state file names, because it was lost or is older.
 
-    Their number is not known yet: -1.
+    Their `number` is -1.
     """
     found: list[TrialRecord] = []
     for name in sorted({entry.name for entry in entries if entry.is_dir}.difference(taken)):
@@ -187,7 +187,7 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
         return f"no Tune experiment can be read at {folder.shown!r}: {unreadable}"
     folders = [entry.name for entry in entries if entry.is_dir]
     inner = [name for name in folders if any(is_state(e.name) for e in folder.below(name).entries())]
-    hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
+    hint = f"; it contains experiments: {', '.join(inner[:5])}" if inner else ""
     missing = "neither experiment_state-*.json nor a trial's folder with result.json or progress.csv"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 

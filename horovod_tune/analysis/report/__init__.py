@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing but itself."""
+"""The report: one self-contained HTML page."""
 
 from horovod_tune.analysis.report.page import render, write_report
 

@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing but itself. Its words are in `page.html`, a Jinja template."""
+"""The report: one self-contained HTML page, made from `page.html`, a Jinja template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_PARAMETERS = 24  # more hyperparameters than this have no picture of their own
+_PARAMETERS = 24  # at most this many hyperparameters get a plot of their own
 _BUTTONS = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]
 _CONFIG = {"displaylogo": False, "responsive": True, "scrollZoom": False, "modeBarButtons": _BUTTONS}
 _SCRIPT = re.compile(r"<script(?: [^>]*)?>(.*?)</script>", re.DOTALL)
@@ -33,7 +33,7 @@ _SCRIPT = re.compile(r"<script(?: [^>]*)?>(.*?)</script>", re.DOTALL)
 def write_report(
     analysis: Analysis, path: str | os.PathLike[str], *, pareto: Mapping[str, str] | None = None
 ) -> Path:
-    """Write the experiment's report to one HTML file and return its path; see `render`."""
+    """Write the experiment's report to one HTML file and return its path; see `render`. Raises `OSError`."""
     place = Path(path).expanduser()
     place.write_text(render(analysis, pareto=pareto), encoding="utf-8")
     return place
@@ -42,10 +42,10 @@ def write_report(
 def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> str:
     """Return the report as one HTML page that loads nothing.
 
-    With `pareto`, metrics and their modes as `Analysis.pareto_front` takes them, it has a section on them; so
-    it has if `BayesOptSearch` looked for several metrics.
+    `pareto`, metrics and their modes as for `Analysis.pareto_front`, adds a section on them; by default they
+    are those of `BayesOptSearch`, if it optimised several. Raises `ValueError` if no trial reported one.
 
-    Its content security policy allows no network, and no script but its own (by hash).
+    The page's content security policy allows no network access, and only its own scripts (by hash).
     """
     from jinja2 import Environment
     from markupsafe import Markup
@@ -103,8 +103,8 @@ def _asset(name: str) -> str:
 
 
 def _card(figure: Figure, number: int, min_width: int = 0) -> str:
-    """Return a figure with its title and subtitle as text of the page, where they break on a phone."""
-    title, said = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
+    """Return a figure with its title and subtitle as text of the page, which wraps on a phone."""
+    title, note = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
     height = figure.layout.height
     legend = any(trace.showlegend is not False and trace.name for trace in figure.data)
     top = 44 if legend and figure.layout.showlegend is not False and len(figure.data) > 1 else 16
@@ -123,8 +123,8 @@ def _card(figure: Figure, number: int, min_width: int = 0) -> str:
         default_height=f"{figure.layout.height}px",
     )
     wide = f' style="min-width:{min_width}px"' if min_width else ""
-    # Both are escaped already, as Plotly wants them.
-    note = f'<p class="said">{said}</p>' if said else ""
+    # Title and note are escaped already, as Plotly requires.
+    note = f'<p class="note">{note}</p>' if note else ""
     inner = f'<div class="scroll"><div{wide}>{drawn}</div></div>'
     return f'<div class="card"><h3>{title}</h3>{inner}{note}</div>'
 
@@ -150,14 +150,14 @@ def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
 
 
 def _space(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return the search space and its constants, in words; empty if it is not recorded."""
+    """Return the search space and its constants as text; empty if it is not recorded."""
     domains, constants = analysis.record.domains, analysis.record.constants
     constant = [(name, f"{value!r} (constant)"[:300]) for name, value in constants.items()]
     return [(name, domain.text) for name, domain in domains.items()] + constant if domains else []
 
 
 def _failures(analysis: Analysis) -> list[tuple[str, list[str], str]]:
-    """Return each kind of failure: its line, the trials' ids, the first one's text; the commonest first."""
+    """Return each kind of failure: its line, the trials' ids, the first one's text; most common first."""
     errors = analysis.errors()
     groups: dict[str, list[str]] = {}
     for trial_id, text in errors.items():
@@ -166,7 +166,7 @@ def _failures(analysis: Analysis) -> list[tuple[str, list[str], str]]:
     return [(line, ids, errors[ids[0]]) for line, ids in ordered]
 
 
-# A column's name, if it sorts as numbers, and for each trial the text and what it sorts by.
+# A column's name, True if it sorts by number, and for each trial the text and the sort key.
 _Column = tuple[str, bool, list[tuple[str, str]]]
 
 

@@ -1,4 +1,4 @@
-"""The summary of a run, as words and numbers: for the page and for the terminal."""
+"""The summary of a run as text, for the page and for the terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 from horovod_tune.analysis.varying_parameters import text_of
 
-NOT_KNOWN = "not written down"
+NOT_KNOWN = "not recorded"
 
 
 def usage(analysis: Analysis) -> tuple[float, float, int]:
-    """Return the hours of CPU and GPU that trials held, and of how many trials they are known.
+    """Return the CPU and GPU hours that trials held, and the number of trials for which they are known.
 
     A trial's resources count for its start-up and its training.
     """
@@ -30,7 +30,7 @@ def usage(analysis: Analysis) -> tuple[float, float, int]:
 
 
 def wall_time_s(analysis: Analysis) -> float | None:
-    """Return the seconds from start to last activity, without the gaps between two drivers."""
+    """Return the seconds from start to last activity, without the gaps between drivers."""
     begin = analysis.record.start_time
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
     if begin is None or not ends:
@@ -40,7 +40,7 @@ def wall_time_s(analysis: Analysis) -> float | None:
 
 
 def wall_text(analysis: Analysis) -> str | None:
-    """Return the wall time as text, with the sessions of a resumed search; None if unknown."""
+    """Return the wall time as text, with a resumed search's number of sessions; None if unknown."""
     wall, sessions = wall_time_s(analysis), len(analysis.record.sessions)
     if wall is None:
         return None
@@ -48,13 +48,13 @@ def wall_text(analysis: Analysis) -> str | None:
 
 
 def statuses(analysis: Analysis) -> str:
-    """Return how many trials have each status, the commonest first."""
+    """Return how many trials have each status, most common first."""
     counts = Counter(trial.status.lower() for trial in analysis.trials).most_common()
     return ", ".join(f"{count:,} {status}" for status, count in counts)
 
 
 def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return (name, text) pairs that describe the run; a value that was not recorded has a text too."""
+    """Return (name, text) pairs that describe the run, also for what was not recorded."""
     record, written = analysis.record, analysis.record.metadata
     budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
     comparison = comparison_text(analysis) if analysis.mode else f"mode {NOT_KNOWN}"
@@ -69,8 +69,8 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
         ("Trials", trials_text(analysis)),
         ("Searcher", record.searcher or NOT_KNOWN),
         ("Scheduler", record.scheduler or NOT_KNOWN),
-        ("Ranks of a trial", _ranks_text(analysis)),
-        ("Resources of a trial", _resources_text(analysis)),
+        ("Ranks per trial", _ranks_text(analysis)),
+        ("Resources per trial", _resources_text(analysis)),
         ("Machines", _machines_text(analysis)),
         ("Started", moment(record.start_time) if record.start_time else NOT_KNOWN),
         ("Wall time", (wall_text(analysis) or NOT_KNOWN) + budget),
@@ -88,7 +88,7 @@ def state_text(analysis: Analysis) -> str:
 
 
 def comparison_text(analysis: Analysis) -> str:
-    """Return how trials are compared, in words."""
+    """Return as text how trials are compared."""
     compared = "each trial's last value" if analysis.scope == "last" else "each trial's best value"
     word = "lower" if analysis.mode == "min" else "higher"
     within = f" within {' and '.join(map(str, analysis.limits))}" if analysis.limits else ""

@@ -1,4 +1,4 @@
-"""Several searches of one name write into one folder: each can be told from the others."""
+"""Several searches of one name that write into one folder are distinguished."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_results_of_a_second_search_of_the_same_name_are_its_own(experiments):
     with pytest.warns(UserWarning, match="2 searches"):
         analysis = analyze(experiments / "twice")
     assert (analysis.best_value, analysis.metric, analysis.mode) == (101.0, "loss", "min"), (
-        "tune.run told metric and mode to the callback that the factory adds"
+        "tune.run passed metric and mode to the callback that the factory adds"
     )
     first = analyze(experiments / "twice", run=analysis.runs[0])
     assert (first.best_value, first.mode) == (1.0, "min")

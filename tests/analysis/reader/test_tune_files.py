@@ -88,7 +88,7 @@ def test_one_broken_trial_in_the_state_costs_that_trials_state_only(home):
     whole["trial_data"] += [["{", "{}"], 5, ["[]", "{}"], None]
     state.write_text(json.dumps(whole))
     analysis = read(home)
-    assert len(analysis.trials) == 6, "its folder still speaks for it"
+    assert len(analysis.trials) == 6, "its folder still has it"
     assert any("trial 4 of the state file" in problem.where for problem in analysis.problems)
 
 
@@ -133,7 +133,7 @@ def test_no_pickle_in_an_experiment_is_ever_run(home, tmp_path, monkeypatch):
     assert mark.exists(), "the pickle would have run its command"
 
 
-def test_an_object_in_a_configuration_is_what_params_json_says_of_it(home):
+def test_an_object_in_a_configuration_is_as_in_params_json(home):
     where = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Path("/a")).hex()}
     edit_state(home, 0, {"config": {"lr": 0.1, "where": where}})
     (folder_of(home, 0) / "params.json").write_text(json.dumps({"lr": 0.1, "where": "/a"}))
@@ -161,7 +161,7 @@ def test_the_space_and_searcher_are_found_in_what_the_driver_wrote(experiments):
     assert [bundle["CPU"] for bundle in record.trials[0].resources if bundle] == [1.0]
 
 
-def test_our_own_searchers_state_tells_metric_mode_and_name(home):
+def test_our_own_searchers_state_has_metric_mode_and_name(home):
     state = {"format": "horovod_tune.BayesOptSearch", "metric": "loss", "mode": "min"}
     (home / "searcher-state-2026-11-20_12-00-00.json").write_text(json.dumps(state))
     record = analyze(home).record
@@ -175,7 +175,7 @@ def test_metric_and_mode_that_the_progress_callback_left_are_used(home):
     facts.write_text(json.dumps({"metric": "loss", "mode": "min", "versions": {"ray": "2.60.0"}}))
     assert analyze(home).best_value == read_value(read(home))
     facts.write_text(json.dumps({"metric": "accuracy", "mode": "max"}))
-    assert analyze(home).record.mode is None, "the state speaks of another metric"
+    assert analyze(home).record.mode is None, "the state has another metric"
     facts.write_text("{")
     assert "horovod_tune_run-abcd1_00000.json: not readable" in str(analyze(home, mode="min").problems[0])
 
@@ -202,7 +202,7 @@ def staged(home: Path, ray_folder: Path) -> Path:
 
 
 def unfinished(home: Path, reports: int) -> None:
-    """Make the experiment one that runs, of which the storage has so many reports of each trial."""
+    """Make the experiment a running one, with so many reports of each trial in the storage."""
     (state,) = home.glob("experiment_state-*.json")
     state.write_text(state.read_text().replace("TERMINATED", "RUNNING"))
     for result in home.glob("*/result.json"):
@@ -217,7 +217,7 @@ def test_what_the_driver_has_not_copied_yet_is_read_from_its_own_folder(home, tm
     assert [len(trial.rows) for trial in read(home).trials] == [20] * 6
 
 
-def test_a_finished_experiment_is_read_from_its_storage_alone(home, tmp_path, monkeypatch):
+def test_a_finished_experiment_is_read_only_from_its_storage(home, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
     other = staged(home, tmp_path / "ray")
     (other / "train_abcd1_00000" / "result.json").write_text("{" * 10**6)

@@ -1,6 +1,6 @@
-"""One trial on several hosts that trains until a file appears, and says what Tune sees of it.
+"""One trial on several hosts that trains until a file appears, and prints what Tune sees of it.
 
-With a second argument it is an elastic one of three ranks, of which so many go on.
+With a second argument it is an elastic one of three ranks, of which so many must remain.
 """
 
 import os

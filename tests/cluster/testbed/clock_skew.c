@@ -1,4 +1,4 @@
-/* A wall clock of one's own for the processes of one host of the test bed, by /etc/ld.so.preload.
+/* A separate wall clock for the processes of one host of the test bed, by /etc/ld.so.preload.
  *
  * /dev/shm/clock_skew holds the seconds that the host's clock is ahead, in digits; it may change at any time.
  * Deadlines that a process gives as times of the wall clock are put back before the kernel, whose clock is right,

@@ -11,7 +11,7 @@ from steady import Training
 # The rendezvous, Gloo and our channels take ports that the kernel chooses.
 CHOSEN_PORTS = "32768:60999"
 LOST = "rank 1 of 2 on {host}"
-# The coordinator is with rank 0: where that host is lost, nobody is left to name the rank.
+# The coordinator is with rank 0: where that host is lost, no process is left to name the rank.
 LOST_FIRST = "The actor died because its node has died"
 Action = Callable[[Training, str], object]
 
@@ -27,7 +27,7 @@ class Fault:
     lasts_s: float | None = None
     # What the error must say; None: the trial continues with its ranks.
     error: str | None = None
-    # Going on is right as well: it lasts about as long as Ray waits for a machine.
+    # Continuing is right as well: it lasts about as long as Ray waits for a machine.
     may_go_on: bool = False
     # A rank is killed under the fault: a new world has to be started there.
     new_start: bool = False

@@ -1,6 +1,6 @@
 """A lab of hosts on one machine: network namespaces with their own sshd, process trees and addresses.
 
-The work is done by `hosts.sh` and `slurm.sh` beside this file; `Lab` gives them to tests. It needs root and
+The work is done by `hosts.sh` and `slurm.sh` next to this file; `Lab` gives them to tests. It needs root and
 Debian's openssh-server, rsync, iptables, iproute2, procps (and slurm-wlm, munge for Slurm).
 """
 

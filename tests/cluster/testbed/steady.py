@@ -1,4 +1,4 @@
-"""A trial of two or three ranks that trains on a lab's hosts until it is stopped, as its driver tells it."""
+"""A trial of two or three ranks that trains on a lab's hosts until it is stopped, as its driver sees it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Training:
 
     @property
     def in_time_s(self) -> float:
-        """How long a failure may take to be told.
+        """How many seconds a failure may take to be reported.
 
         `timeout_s`, a quarter of it between two looks, then the look for the cause and the end of the others.
         """
@@ -100,7 +100,7 @@ class Training:
         return wait_until(
             lambda: len(self.seen()) > reports and self.step > step and without not in self.hosts,
             timeout_s=timeout_s,
-            what=f"the trial to go on without {without}",
+            what=f"the trial to continue without {without}",
         )
 
 

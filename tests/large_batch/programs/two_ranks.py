@@ -1,4 +1,4 @@
-"""Runs in each rank of test_worlds.py: what N ranks do, beside what one rank with the whole batch does.
+"""Runs in each rank of test_worlds.py: what N ranks do, compared with one rank with the whole batch.
 
 Each check returns plain data; the last line printed is the JSON of all.
 """

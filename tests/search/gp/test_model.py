@@ -68,7 +68,7 @@ def test_the_likelihood_and_its_gradient(timed: bool, noise: float | None, besid
     assert objective.log_likelihood(np.full(len(objective.bounds), 50.0)) == -np.inf
 
 
-def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
+def test_a_fit_that_starts_from_an_earlier_one_ends_as_well() -> None:
     points = np.random.default_rng(7).random((80, 3))
     values = np.sin(6 * points[:, 0]) + points[:, 1]
     earlier = fitted(points[:70], values[:70]).state
@@ -97,7 +97,7 @@ def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_line
 
 
 @pytest.mark.parametrize("weight", [2.0, -1.0, 0.0])
-def test_few_results_tell_the_weight_of_an_earlier_task(weight: float) -> None:
+def test_few_results_determine_the_weight_of_an_earlier_task(weight: float) -> None:
     """Far from the results the process is the earlier task's shape, with the weight that the results show."""
     before = fitted(BOWL_AT, bowl(BOWL_AT))
     task = EarlierModel(before, before.condition(), np.empty(0))
@@ -143,20 +143,20 @@ def uncertain(pending: np.ndarray, model: FittedModel | None = None, **kwargs: o
 def test_the_best_of_points_in_flight_of_which_something_is_expected_is_not_that_of_draws() -> None:
     generator = np.random.default_rng(1)
     pending, queries = generator.random((60, 3)), generator.random((20, 3))
-    nobody, drawn = uncertain(pending[:0]), uncertain(pending)
+    unaware, drawn = uncertain(pending[:0]), uncertain(pending)
     expected = uncertain(pending, expected=60)
-    best = max(nobody.incumbents[0], nobody.means(pending).max())
+    best = max(unaware.incumbents[0], unaware.means(pending).max())
     assert expected.incumbents == pytest.approx(best, abs=0.05)
     assert drawn.incumbents.mean() > best + 0.1
-    assert expected.means(queries) == pytest.approx(nobody.means(queries), abs=0.05)
+    assert expected.means(queries) == pytest.approx(unaware.means(queries), abs=0.05)
     # Less is to be found there, as with points that are drawn.
-    assert np.all(expected(pending) < nobody(pending))
+    assert np.all(expected(pending) < unaware(pending))
 
 
 Region = Callable[[np.ndarray], np.ndarray]
 
 
-# Regions that nobody chose the model on, and the number of parameters, most of which do not matter.
+# Regions for which the model was not chosen, and the number of parameters, most of which do not matter.
 @pytest.mark.parametrize(
     ("dimension", "region"),
     [

@@ -1,4 +1,4 @@
-"""Parameters inside the options of a choice: they exist where their option is chosen."""
+"""Parameters inside the options of a choice: they exist only if their option is chosen."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ def values_of(domain: Any, quantiles: Any) -> list[Any]:
         (tune.qlograndint(16, 1024, 16), 16, 1024, int),
     ],
 )
-def test_values_lie_in_the_domain_to_the_last_bit(domain: Any, low: Any, high: Any, kind: type) -> None:
+def test_values_are_in_the_domain_to_the_last_bit(domain: Any, low: Any, high: Any, kind: type) -> None:
     values = values_of(domain, EDGES + list(np.linspace(0, 1, 500, endpoint=False)))
     assert all(domain.is_valid(value) and low <= value <= high for value in values)
     assert {type(value) for value in values} == {kind}
     assert min(values) <= low + 0.01 * (high - low) and max(values) >= high - 0.01 * (high - low)
 
 
-def test_a_range_over_powers_of_ten_is_drawn_half_as_it_says_and_half_from_its_powers() -> None:
+def test_a_range_over_powers_of_ten_is_drawn_half_uniformly_and_half_from_its_powers() -> None:
     values = np.asarray(values_of(tune.uniform(1e-6, 1.0), np.linspace(0, 1, 2000, endpoint=False)))
     for low, high in [(1e-6, 1e-4), (1e-4, 1e-2), (1e-2, 0.1), (0.1, 0.5), (0.5, 1.0)]:
         share = np.mean((low <= values) & (values < high))
@@ -123,7 +123,7 @@ def test_nested_spaces_keep_their_shape_and_leave_constants_to_tune() -> None:
     }
 
 
-def test_randn_and_sample_from_are_drawn_beside_the_model() -> None:
+def test_randn_and_sample_from_are_drawn_outside_the_model() -> None:
     spec = {
         "width": tune.randint(1, 9),
         "noise": tune.randn(5.0, 0.1),
@@ -141,7 +141,7 @@ def test_randn_and_sample_from_are_drawn_beside_the_model() -> None:
     assert config["random"] != space.config(space.point({"width": 4}), seed=4)["random"]
 
 
-def test_sampling_leaves_the_users_random_state_alone() -> None:
+def test_sampling_does_not_change_the_users_random_state() -> None:
     space = SearchSpace({"r": tune.sample_from(lambda _: np.random.rand() + random.random())})
     np.random.seed(0)
     random.seed(0)

@@ -1,4 +1,4 @@
-"""A driver that tests start, interrupt and kill: two 2-rank trials, one at a time, a checkpoint a step.
+"""A driver that tests start, interrupt and kill: two 2-rank trials, one at a time, a checkpoint per step.
 
     python search.py RAY_TEMP_DIR STORAGE [--restore]
 

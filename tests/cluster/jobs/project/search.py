@@ -1,6 +1,6 @@
 """A search of Horovod trials, one rank per host, that needs a module and data from its folder.
 
-It ends when it is told to.
+It ends when the file `--until` exists.
 """
 
 import argparse

@@ -31,6 +31,7 @@ class Lamb(LayerWiseOptimizer):
         betas: β₁ and β₂.
         eps: ε.
         weight_decay: λ.
+        layer_wise: The default of groups that do not set it.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.

@@ -33,6 +33,7 @@ class Lars(LayerWiseOptimizer):
         trust: The trust coefficient.
         eps: Added to the denominator of r.
         nesterov: If True, step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
+        layer_wise: The default of groups that do not set it.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.

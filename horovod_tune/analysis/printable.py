@@ -1,4 +1,4 @@
-"""Values of an experiment as text: safe for a terminal, a curve in one line, a configuration to paste."""
+"""Text of an experiment's values: safe for a terminal, curves in one line, configurations to paste."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
-    """Return values as at most `width` blocks, higher ones taller; values that are not finite are dots.
+    """Return values as at most `width` blocks, higher ones taller.
 
-    Longer curves are cut into stretches of equal length and drawn by their means.
+    Longer curves are cut into stretches of equal length and drawn by the means of their finite values; a
+    stretch without any is a dot.
 
     >>> sparkline([0, 1, 2, 3, float("nan"), 7])
     '▁▂▃▄·█'

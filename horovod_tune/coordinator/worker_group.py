@@ -1,8 +1,8 @@
 """The coordinator's side of a trial: handles its workers' reports, logs and failures, and ends it.
 
-Runs in the coordinator, in one thread. Every wait has an end: a worker replies to `poll` in time even if it
-has nothing to send; one whose reply is ``timeout_s`` late is lost. `world` keeps the list of workers, and
-handles their loss.
+Runs in the coordinator, in one thread. Every wait has an end: a worker replies to `poll` even if it has
+nothing to send; one that has not replied for the trial's ``timeout_s`` is treated as lost. `world` keeps the
+list of workers, and handles their loss.
 
 Step 3 of 5 of a report's path: `next_event()` returns it to `coordinator.py`, and the next call
 acknowledges it on every rank.
@@ -38,7 +38,7 @@ from horovod_tune.messages import (
     TrialRequest,
 )
 
-# How long to wait for the cause while ranks are only known to have lost contact.
+# How long to wait for the cause if it is only known that ranks have lost contact with each other.
 ROOT_CAUSE_WAIT_S = 2.0
 # How long a stopped training function, with its `atexit` handlers, may take to end before its process is
 # replaced.
@@ -191,8 +191,8 @@ class WorkerGroup:
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.
 
-        The message of Horovod's stall inspector names the missing rank, but not that it has returned, and may
-        be as old as the previous poll. So only ranks that had returned by then count.
+        The message of Horovod's stall inspector names the missing rank, but not its return, and may be as old as
+        the previous poll: only ranks that had returned by that poll count.
         """
         hosts = self.hosts
         for rank, collectives in names.items():
@@ -207,8 +207,8 @@ class WorkerGroup:
     def _failed(self) -> TrainingFailed:
         """Find the cause, and collect the other ranks' output before they are ended.
 
-        A rank that has lost contact with the others is a symptom, not the cause. Every worker must reply
-        immediately; if no other cause is known, one that does not is taken as the cause.
+        A rank that has lost contact with the others is a symptom, not the cause. Every worker that still
+        runs must reply within `prompt_s`; if no other cause is known, one that does not is the cause.
         """
         self.world.end_trial()
         found = self.world.failures  # which grows while the group listens
@@ -277,7 +277,7 @@ class WorkerGroup:
             return [f"rank(s) {running} did not leave the training function in {UNWIND_TIMEOUT_S:g} s"]
         self.world.failures = []  # breaking the world makes functions fail
         try:
-            # Otherwise a rank that has not closed it yet would treat the world as usable.
+            # A rank that has not closed the world yet would treat it as usable.
             ray.get(closing, timeout=UNWIND_TIMEOUT_S)
         except RayError as error:
             return [f"the world could not be closed: {error}"]

@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 class BayesOptSearch(Searcher):
     """Suggest configurations by Bayesian optimisation, with any number of trials in flight.
 
-    A Gaussian process with a Matérn-5/2 kernel is fitted to the results. Results of running trials are drawn
-    from it 16 times; the next suggestion maximises the logarithm of expected improvement, averaged over the
-    draws.
+    A Gaussian process with a Matérn-5/2 kernel is fitted to the results. With one metric, and one report per
+    trial, results of running trials are drawn from it 16 times; the next suggestion maximises the logarithm
+    of expected improvement, averaged over the draws.
 
         search = ConcurrencyLimiter(BayesOptSearch(metric="loss", mode="min"), max_concurrent=4)
         tune.Tuner(trainable, param_space={"lr": tune.loguniform(1e-5, 1e-1), ...},
@@ -61,25 +61,26 @@ class BayesOptSearch(Searcher):
       `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, search for the Pareto front; the tuner's
       own `metric` is then only for its scheduler.
     * `limits`: conditions on any reported metrics that a result must meet, such as `["latency_ms <= 20"]`.
-    * `points_to_evaluate`: configurations to run first; missing parameters are filled in.
+    * `points_to_evaluate`: configurations to run first; missing parameters are drawn at random.
       `evaluated_rewards`: their metric values, if they are known already; only those with None are run.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
       `acquisition_function`: an object of `bayes_opt.acquisition` instead, or of a subclass of its
       `AcquisitionFunction`. Pass at most one of the two; by default it is the logarithm of expected
       improvement.
-    * `random_state`: an int (42), a NumPy generator, or None for a different search each time. The same
-      state and the same results give the same suggestions.
+    * `random_state`: an int (default: 42), a NumPy generator, or None for a different search each time. The
+      same state and the same results give the same suggestions.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
-      one more than the number of parameters, at least 4 and at most 10 (4 if trials report several times).
-      The last of them is the middle of all ranges, unless trials report several times.
+      one more than the number of parameters, at least 4 and at most 10. The last of them is the middle of
+      all ranges. A search that learns from curves (see below) begins with 4, without the middle.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
     * `time_attr`: the metric that measures a trial's progress, for the model of learning curves that is used
       if trials report several times. For distributed trials the default is that of the tuner's ASHA,
       HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a full training ends;
       by default the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
-      a `ResultGrid`, or a DataFrame of its results. The search starts where its results were good; their
-      later weight is learned from the new results.
+      a `ResultGrid`, or a DataFrame of its results. By default, the first suggestions alternate
+      between quasi-random points and points where its results were good. How much those results count
+      later is learned from the new ones.
 
     If trials report several times, every report counts, also those of running, paused and stopped trials, and
     the search looks for the best result at the end of a full training. With several metrics or another
@@ -89,7 +90,7 @@ class BayesOptSearch(Searcher):
     space has been suggested, it logs a warning and begins to repeat the best ones.
 
     Raises `SpaceError` (a `ValueError`) for a space or a point that cannot be used, `ValueError` or
-    `TypeError` for other arguments; each names the argument, its bounds and its value.
+    `TypeError` for other arguments.
     """
 
     def __init__(
@@ -430,7 +431,7 @@ def _reported(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    # Finding the loaded libraries takes milliseconds; those of NumPy and SciPy are loaded by the first call.
+    # Finding the loaded libraries takes milliseconds; NumPy's and SciPy's are loaded before the first call.
     return ThreadpoolController()
 
 

@@ -1,7 +1,7 @@
 """Chooses the next point from the search's history: a quasi-random start, then the model.
 
-The choice depends on the history, the seed and, with many results, the previous fit, which is saved with the
-search. It does not depend on the clock, or on the order in which trials ended.
+The choice depends only on the history, the seed and, with many results, the previous fit, which is saved with
+the search: not on the clock, nor on the order in which trials ended since that fit.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
-#: Suggestions of the quasi-random start if trials report several times: a curve has more information.
+#: The number of quasi-random suggestions at the start, if trials report several times: a curve says more than
+#: a single result.
 _CURVES_START = 4
-#: Results to wait for before they are modelled together with an earlier experiment's. Until then its model
-#: and the quasi-random sequence take turns: comparing their results shows how far that model can be trusted.
+#: Results to wait for before they are modelled together with an earlier experiment's. Until then the earlier
+#: model and the quasi-random sequence take turns: comparing their results shows how far to trust that model.
 _TRANSFER_START = 3
-#: At most this many unfinished trials, the most promising ones, get their expected ends added to the model.
+#: Of at most this many unfinished trials, the most promising ones, the expected final value is added to the
+#: model.
 _MOST_EXPECTED = 200
 #: With learning curves, expected improvement is averaged over 4 sets of the model's hyperparameters (the most
 #: probable set, and draws) while the model has at most 150 rows; otherwise the most probable set is used.
@@ -52,7 +54,7 @@ _EARLIER_POINTS = 150
 
 @dataclass(frozen=True)
 class SuggestState:
-    """The input of one suggestion: the usable trials, the objectives, and the probability of failures."""
+    """The input of one suggestion: the usable trials, the objectives, the probability of success."""
 
     space: SearchSpace
     usable: list[Trial]
@@ -102,7 +104,7 @@ class Optimizer:
     """Chooses points.
 
     If `random_search_steps` is None, it is one more than the number of parameters (at least 4, at most
-    10), or 4 if trials report several times.
+    10), or 4 if the search learns from curves. With an earlier experiment, see `_TRANSFER_START`.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Optimizer:
         random_search_steps: int | None,
     ) -> None:
         self.options = options
-        #: The time at which a training ends, if known.
+        #: The value of `time_attr` at which a full training ends, if known.
         self.horizon: float | None = None
         self._acquisition, self._steps = acquisition, random_search_steps
         self.learns_from_curves = False
@@ -145,9 +147,9 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            # The start ends with the middle of the space, which is usually nearer to the best point than most
-            # points are. With curves, which begin with fewer points, it is left out: with the middle among so
-            # few, the model would mistake a parameter whose best value is there for an unimportant one.
+            # The last point of the start is the middle of the space, which is usually nearer to the best
+            # point than most points are. It is left out with curves, where the start has fewer points: if the
+            # best value of a parameter is in the middle, the model would take that parameter for unimportant.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)
@@ -192,7 +194,7 @@ class Optimizer:
     def _earlier_model(
         self, space: SearchSpace, history: History, objectives: Objectives
     ) -> EarlierModel | None:
-        """Return a model of the earlier experiment that the search begins with, if there is one.
+        """Return a model of the earlier experiment; None without one that can be modelled.
 
         If its trials ended at different times, they are modelled as learning curves, and the model is
         evaluated at the horizon.
@@ -214,13 +216,13 @@ class Optimizer:
 
     @property
     def _options_with_scales(self) -> ModelOptions:
-        """The model's options, with warped scales if the acquisition function allows them."""
+        """The model's options; scores are warped too if the acquisition function allows it."""
         if is_scale_free(self._acquisition):
             return replace(self.options, softnesses=SOFTNESSES)
         return self.options
 
     def _model_final(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return the acquisition given the trials' last results, and the best points."""
+        """Return two things: the acquisition, from the trials' last results, and the best points."""
         scored, metric = state.in_state(Ending.SCORED), state.objectives.metrics[0]
         scores, features = state.scores(scored, metric), state.features_of(scored)
         options = self._options_with_scales
@@ -233,7 +235,7 @@ class Optimizer:
         return acquisition, state.best(scored, scores)
 
     def _model_pareto(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return the acquisition for several metrics, and the points that are good in one of them."""
+        """Return the acquisition for several metrics, and up to ten points of the Pareto front."""
         space, objectives = state.space, state.objectives
         scored = state.in_state(Ending.SCORED)
         each = [state.scores(scored, metric) for metric in objectives.metrics]
@@ -259,7 +261,7 @@ class Optimizer:
         return HypervolumeGain(drawn, allowed, state.feasibility, state.draws, pool), centres
 
     def _model_curves(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return the acquisition at the ends of trainings given every report, and the best points."""
+        """Return two things: the acquisition for full trainings, from all reports, and the best points."""
         space, usable = state.space, state.usable
         rows = rows_of(usable, self.horizon)
         points = state.features_of(usable)
@@ -273,16 +275,17 @@ class Optimizer:
             timed=True,
             task=state.earlier,
         )
-        # Most unfinished trials wait at a rung or were stopped there. Their ends get expected values instead
-        # of draws: with a stopped trial's end left open, the search would keep suggesting others like it.
+        # Most unfinished trials wait at a rung or were stopped there. Their final values are expected values
+        # instead of draws: if that of a stopped trial stayed uncertain, the search would keep suggesting
+        # others like it.
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
         ends = model.condition().predict(_at(rows.target, state.features_of(begun)))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
         silent = [trial for trial in state.in_state(Ending.RUNNING) if max(trial.curve, default=0.0) <= 0]
         pending = _at(rows.target, state.features_of(begun + silent))
         context = np.asarray([rows.target])
-        # Ends are compared with ends: a good report before a curve got worse is not a fair value to beat.
-        # While it is open whether curves get worse, the latest reports count as well.
+        # Final values are compared with final values: a good report before a curve got worse is not a fair
+        # value to beat. Until it is known whether curves get worse, the latest reports are compared as well.
         reported = [usable[i] for i in sorted(set(rows.trials))]
         ahead = trials_with_open_end(reported, rows.target, state.objectives.modes[0])
         rivals = np.concatenate(
@@ -316,7 +319,7 @@ class Optimizer:
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives
     ) -> JointFeasibility | None:
         """Return the probability that all limits are kept; None if no limit has two known values."""
-        # `slack` has scaled the values: the limit is at 0 and outliers are compressed.
+        # The values are scaled by `slack` below: the limit is at 0 and outliers are compressed.
         options = replace(self.options, fixed_noise=None, linear_depth=math.inf)
         feasibilities = []
         for limit in objectives.limits:

@@ -123,11 +123,12 @@ def acquisition_of(
 ) -> AcquisitionFunction:
     """Return the acquisition function to use.
 
-    `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`.
+    `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`,
+    `kappa_decay`, `kappa_decay_delay`.
 
     Raises:
-        ValueError: For both arguments, an unknown kind or an unknown key.
-        TypeError: For an object that cannot be used here.
+        ValueError: Both arguments are given, or a kind or a key is unknown.
+        TypeError: The object cannot be used here.
     """
     if utility_kwargs is not None:
         if acquisition_function is not None:
@@ -137,7 +138,7 @@ def acquisition_of(
         return LogExpectedImprovement()
     if isinstance(acquisition_function, ConstantLiar):
         raise TypeError(
-            "acquisition_function cannot be a ConstantLiar: trials in flight are drawn from the model. "
+            "acquisition_function cannot be a ConstantLiar: the model draws results of running trials. "
             "Pass only its base_acquisition"
         )
     if isinstance(acquisition_function, GPHedge):

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import torch
     from ray.tune import Checkpoint
 
-# The file of a checkpoint that is made from a commit, see `committed_state.CommittedState.dump`.
+# The file in a checkpoint that was made from a commit of an elastic trial, see
+# `committed_state.CommittedState.dump`.
 COMMIT_FILE = "horovod_tune_commit.pkl"
 # Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
 RANK_VARIABLE = "HOROVOD_TUNE_RANK"
@@ -68,7 +69,7 @@ class Session:
         # Where the newest checkpoint is stored, and the checkpoint once it was fetched.
         self._place = request.checkpoint
         self._checkpoint: Checkpoint | None = None
-        # The checkpoints of reports that this rank has not made yet.
+        # The checkpoints of rank 0's reports that this rank, which may lag behind, has not reached yet.
         self._stored: dict[int, CheckpointPlace] = {}
         # The number of this rank's last report.
         self.reports = request.reports
@@ -96,7 +97,7 @@ class Session:
         plain = plain_metrics(metrics)
         path = checkpoint_path(checkpoint)
         if self._world_is_broken:
-            raise self.world_error("report() in a world that has lost a rank")
+            raise self.world_error("report() was called in a world that has lost a rank")
         self.reports += 1
         self.has_reported = True
         if self.rank_info.rank == 0:
@@ -110,7 +111,7 @@ class Session:
             if self._stopped:
                 raise StopTraining
             if self._released < self.reports:
-                raise self.world_error("the world changes while report() waits")
+                raise self.world_error("the world has changed while report() was waiting")
             # Only checkpoints up to this report: a rank that lags behind rank 0 must not get a newer one than
             # rank 0 had at the same report.
             due = [report for report in self._stored if report <= self.reports]
@@ -120,7 +121,7 @@ class Session:
                 del self._stored[report]
 
     def acknowledge(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
-        """Release reports up to ``index``; ``checkpoint`` is where the newest one is stored."""
+        """Release reports up to ``index``; ``checkpoint`` is where the newest checkpoint is stored."""
         with self._condition:
             self._released = max(self._released, index)
             if checkpoint is not None and (self._place is None or checkpoint.report > self._place.report):
@@ -254,14 +255,15 @@ def report(
     Args:
         metrics: a dict of names to values; more can be passed as keywords. NumPy scalars and tensors of
             one element become Python numbers.
-        checkpoint: a directory on rank 0's host, as a path or a ``ray.tune.Checkpoint``. It is stored in
-            the trial's storage with these metrics, and may be deleted once this returns.
+        checkpoint: a directory on rank 0's host, as a path or a ``ray.tune.Checkpoint``. It is copied
+            to the trial's storage with these metrics; the directory may be deleted once this returns.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
             function has started.
         MetricsError: a value cannot be sent, or the checkpoint is not a directory.
-        HorovodInternalError: the world of ranks is broken (torch: `WorldBroken`); do not catch it.
+        HorovodInternalError: the world of ranks is broken; do not catch it. `WorldBroken` with
+            ``backend="torch"``.
 
     Example:
         >>> report({"loss": 0.25})
@@ -275,8 +277,8 @@ def report(
 def get_checkpoint() -> Checkpoint | None:
     """Return the trial's newest checkpoint, or else the one that it was restored from.
 
-    None if there is none, or if it was made from a commit, which `get_state` returns. Ranks that have
-    reported equally often get the same one, on any host.
+    None if there is none, or if it holds what an elastic trial has committed, which `get_state` returns.
+    Ranks that have reported equally often get the same one, on any host.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -314,7 +316,7 @@ class TrialWorld:
 
         if "horovod.torch" not in sys.modules:
             raise HorovodTuneError(
-                "check_synchronised() is for Horovod; DistributedDataParallel keeps models equal without it"
+                "check_synchronised() is for Horovod; models in DistributedDataParallel need no such check"
             )
         import horovod.torch as hvd
         import torch

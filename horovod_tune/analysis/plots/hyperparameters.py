@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 _BARS, _MIN_TRIALS = 20, 10
-_MAX_TRIALS = 1000  # of more trials, a sample is used: it orders the importances alike, in less time
+_MAX_TRIALS = 1000  # a sample of more trials gives the same order of importances, in less time
 _TREES, _FOLDS, _REPEATS, _SEED = 50, 5, 3, 0
 
 
 def parameter(analysis: Analysis, name: str) -> Figure:
-    """Draw the metric against one hyperparameter, a point per trial; a log-scaled one on a log axis.
+    """Draw the metric against one hyperparameter, a point per trial, on a log axis if its domain is one.
 
     Raises `ValueError` if that hyperparameter does not vary.
     """
@@ -83,19 +83,19 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
 def importance(analysis: Analysis) -> Figure:
     """Draw how much each hyperparameter matters: permutation importance on a random forest (scikit-learn).
 
-    A forest predicts the trials' ranks by the metric (so that one diverged trial does not dominate) from the
-    hyperparameters, with five-fold cross-validation. Bars are the mean drop of R² on held-out trials when a
-    hyperparameter's values are shuffled (Breiman, Random Forests, 2001), over folds and repeats, with the
-    standard deviation; the 20 largest are drawn. With fewer than 10 trials that have a value, or if nothing
-    varies, the figure has a text instead.
+    From the hyperparameters, a forest predicts each trial's place in the order of the metric (so that one
+    diverged trial does not dominate), with five-fold cross-validation. Bars are the mean drop of R² on
+    held-out trials when a hyperparameter's values are shuffled (Breiman, Random Forests, 2001), over folds
+    and repeats, with the standard deviation; the 20 largest are drawn. With fewer than 10 trials that have a
+    value, or if nothing varies, the figure has a text instead.
     """
     parameters = varying_parameters(analysis)
     rows = int(np.isfinite(analysis.values).sum())
     if rows < _MIN_TRIALS or not parameters:
         few = (
-            f"importances need at least {_MIN_TRIALS} trials with a value and a hyperparameter that varies; "
+            f"importances need at least {_MIN_TRIALS} trials with a value (there are {rows}) "
+            f"and a hyperparameter that varies (there are {len(parameters)})"
         )
-        few += f"there are {rows} and {len(parameters)}"
         return style.figure("Importance", height=200, empty=few)
     drops, r2, trials = permuted(analysis)
     order = np.argsort(-drops.mean(axis=1), kind="stable")[:_BARS]

@@ -1,4 +1,4 @@
-"""The summary of a run as text, for the page and for the terminal."""
+"""The summary of a run as text, for the HTML report and for the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_KNOWN = "not recorded"
 
 
 def usage(analysis: Analysis) -> tuple[float, float, int]:
-    """Return the CPU and GPU hours that trials held, and the number of trials for which they are known.
+    """Return the CPU and GPU hours that trials reserved, and the number of trials for which they are known.
 
     A trial's resources count for its start-up and its training.
     """
@@ -30,7 +30,7 @@ def usage(analysis: Analysis) -> tuple[float, float, int]:
 
 
 def wall_time_s(analysis: Analysis) -> float | None:
-    """Return the seconds from start to last activity, without the gaps between drivers."""
+    """Return the seconds from start to last activity, without the gaps between sessions."""
     begin = analysis.record.start_time
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
     if begin is None or not ends:
@@ -56,7 +56,7 @@ def statuses(analysis: Analysis) -> str:
 def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe the run, also for what was not recorded."""
     record, written = analysis.record, analysis.record.metadata
-    budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
+    budget = f" (budget: {duration(record.time_budget_s)})" if record.time_budget_s else ""
     comparison = comparison_text(analysis) if analysis.mode else f"mode {NOT_KNOWN}"
     search = ""
     if len(record.runs) > 1 and record.run is not None:
@@ -91,7 +91,7 @@ def comparison_text(analysis: Analysis) -> str:
     """Return as text how trials are compared."""
     compared = "each trial's last value" if analysis.scope == "last" else "each trial's best value"
     word = "lower" if analysis.mode == "min" else "higher"
-    within = f" within {' and '.join(map(str, analysis.limits))}" if analysis.limits else ""
+    within = f" if they meet {' and '.join(map(str, analysis.limits))}" if analysis.limits else ""
     return f"{word} is better; trials are compared by {compared}{within}"
 
 
@@ -135,7 +135,7 @@ def _usage_text(analysis: Analysis) -> str:
     trials = len(analysis.trials)
     if not counted:
         return NOT_KNOWN
-    text = f"{hours(cpu)} of CPU, {hours(gpu)} of GPU"
+    text = f"CPU: {hours(cpu)}, GPU: {hours(gpu)}"
     return text if counted == trials else f"{text} ({counted} of {trials} trials counted)"
 
 

@@ -1,4 +1,4 @@
-"""Patches Tune's controller so that it keeps the actors of trials that end or pause for the next trial."""
+"""Patches Tune's controller: when a trial ends or pauses, its actor is kept for the next trial."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ _PATCH = Patch(
 
 
 def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
-    """Make Tune keep actors if ``keeps_actors(trainable)``, whatever ``reuse_actors`` is; once per process.
+    """Make Tune keep actors if ``keeps_actors(trainable)``, whatever ``reuse_actors`` is.
+
+    Only the first call in a process has an effect.
 
     Two kinds of experiments are not changed: those with ResourceChangingScheduler, which Tune refuses with
     actor reuse, and those of several trainables, since Tune distinguishes cached actors by resources only.
 
-    Tune passes the actor of a trial that ends to a trial whose own actor is starting, and ends the latter, so
-    that the next trial must start an actor again. Our actors continue to start while there are other trials.
+    When a trial ends, Tune gives its actor to a trial whose own actor is starting, and ends the starting one,
+    so that the next trial must start an actor again. With this patch, an actor continues to start if another
+    trial can use the freed one.
 
     Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
     trial continues later: with population-based training, every exploit would start new workers. Our actors
@@ -58,7 +61,7 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
             return original(self, trial)
         if not (pausing.get(self) is trial or needs_actor(self)):
             return original(self, trial)
-        # As if this trial were staged: then Tune keeps as many actors as there are such trials.
+        # Tune keeps no more actors than trials are staged: stage this trial, and make room for its actor.
         self._staged_trials.add(trial)
         resources, room = trial.placement_group_factory, self._actor_cache.num_cached_objects + 1
         self._actor_cache.increase_max(resources, room)

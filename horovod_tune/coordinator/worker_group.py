@@ -191,8 +191,8 @@ class WorkerGroup:
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.
 
-        The message of Horovod's stall inspector names the missing rank, but not its return, and may be as old as
-        the previous poll: only ranks that had returned by that poll count.
+        The message of Horovod's stall inspector names the missing rank, but not its return, and may be as
+        old as the previous poll: only ranks that had returned by that poll count.
         """
         hosts = self.hosts
         for rank, collectives in names.items():

@@ -191,8 +191,8 @@ class WorkerGroup:
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.
 
-        The message of Horovod's stall inspector names the missing rank, but not its return, and may be as
-        old as the previous poll: only ranks that had returned by that poll count.
+        The message of Horovod's stall inspector names the missing rank, but does not say that it has
+        returned. It may be as old as the previous poll: only ranks that had returned by that poll count.
         """
         hosts = self.hosts
         for rank, collectives in names.items():
@@ -269,8 +269,8 @@ class WorkerGroup:
         while self.world.running and time.monotonic() - start < UNWIND_TIMEOUT_S:
             self._listen(0.2)
             if self.world.running and not closing and time.monotonic() - start > 0.3:
-                # Some ranks left at their report, others wait in a collective for them (the function
-                # reports on rank 0 only): breaking the world gets those out as well.
+                # If the function reports on rank 0 only, rank 0 has left at its report, and the others wait
+                # for it in a collective, which breaking the world ends.
                 closing = [worker.actor.close_world.remote() for worker in self.workers]
         running = sorted(self.world.running)
         if running:

@@ -148,7 +148,7 @@ def _accept_keywords(module: ModuleType) -> None:
     def report(original: Any, metrics: Any = None, *, checkpoint: Any = None, **keywords: Any) -> None:
         original(merge_metrics(metrics, keywords), checkpoint=checkpoint)
 
-    # Ray takes a session with a rank for Ray Train's, and its errors would then name Ray Train's functions.
+    # Ray mistakes a session that has a rank for one of Ray Train: its errors would name Train's functions.
     module._in_tune_session = lambda: module.get_session() is not None  # type: ignore[attr-defined]
     tune = sys.modules.get("ray.tune")
     if tune is not None and getattr(tune, "report", None) is before:
@@ -194,7 +194,7 @@ def prepare_rank_process() -> None:
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
         ray.remote_function._task_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
         ray.actor._actor_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
-    # That of ray.tune only reads `fits`, which logs a warning if Tune's modules have changed or are gone.
+    # The hook for ray.tune only reads `fits`, which logs a warning if Tune's modules have changed.
     hooks = {
         _SESSION_MODULE: _install,
         _REPORT_MODULE: _accept_keywords,

@@ -82,8 +82,9 @@ class BayesOptSearch(Searcher):
       between quasi-random points and points where its results were good. How much those results count
       later is learned from the new ones.
 
-    If trials report several times, every report counts, also those of running, paused and stopped trials, and
-    the search looks for the best result at the end of a full training. With several metrics or another
+    If trials report several times, the model learns from the curves of all trials, also of running, paused
+    and stopped ones, and the search looks for the best result at the end of a full training. Of a curve, it
+    uses one report for each doubling of the time, and the latest. With several metrics or another
     acquisition function, only the last report of each trial counts. A trial that fails, or whose metric is
     NaN, infinite or far worse than all others, makes points near it less likely to be suggested. One that
     ends without a metric is ignored. The search never ends before `num_samples`; when each point of a finite
@@ -214,10 +215,10 @@ class BayesOptSearch(Searcher):
             with _libraries().limit(limits=1, user_api="blas"):
                 point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
-                # A warning: messages at level INFO are not shown by default.
+                # Logged as a warning, since messages at level INFO are not shown by default.
                 self._warn_once(
                     "curves",
-                    "the search learns from every report, including those of running and stopped trials; "
+                    "the search learns from the curves of all trials, including running and stopped ones; "
                     f"training time is measured by {self._time_attr!r}",
                 )
             if self._history.rounds(space.size) and not space.is_sampled:

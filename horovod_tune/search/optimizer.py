@@ -1,7 +1,7 @@
 """Chooses the next point from the search's history: a quasi-random start, then the model.
 
-The choice depends only on the history, the seed and, with many results, the previous fit, which is saved with
-the search: not on the clock, nor on the order in which trials ended since that fit.
+The choice depends only on the history, the seed and, with many results, the previous fit (which is saved with
+the search). It does not depend on the clock.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ _CURVES_START = 4
 #: Results to wait for before they are modelled together with an earlier experiment's. Until then the earlier
 #: model and the quasi-random sequence take turns: comparing their results shows how far to trust that model.
 _TRANSFER_START = 3
-#: Of at most this many unfinished trials, the most promising ones, the expected final value is added to the
-#: model.
+#: Expected final values are added to the model for at most this many unfinished trials, the most promising.
 _MOST_EXPECTED = 200
 #: With learning curves, expected improvement is averaged over 4 sets of the model's hyperparameters (the most
 #: probable set, and draws) while the model has at most 150 rows; otherwise the most probable set is used.
@@ -148,8 +147,8 @@ class Optimizer:
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
             # The last point of the start is the middle of the space, which is usually nearer to the best
-            # point than most points are. It is left out with curves, where the start has fewer points: if the
-            # best value of a parameter is in the middle, the model would take that parameter for unimportant.
+            # point than most points are. It is left out with curves, where the start has fewer points: one of
+            # so few in the middle can make a parameter look unimportant whose best value is there.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)
@@ -216,7 +215,7 @@ class Optimizer:
 
     @property
     def _options_with_scales(self) -> ModelOptions:
-        """The model's options; scores are warped too if the acquisition function allows it."""
+        """The model's options; warped scales of the scores are tried as well if the acquisition allows it."""
         if is_scale_free(self._acquisition):
             return replace(self.options, softnesses=SOFTNESSES)
         return self.options
@@ -261,7 +260,7 @@ class Optimizer:
         return HypervolumeGain(drawn, allowed, state.feasibility, state.draws, pool), centres
 
     def _model_curves(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return two things: the acquisition for full trainings, from all reports, and the best points."""
+        """Return two things: the acquisition for full trainings, from the curves, and the best points."""
         space, usable = state.space, state.usable
         rows = rows_of(usable, self.horizon)
         points = state.features_of(usable)
@@ -284,8 +283,8 @@ class Optimizer:
         silent = [trial for trial in state.in_state(Ending.RUNNING) if max(trial.curve, default=0.0) <= 0]
         pending = _at(rows.target, state.features_of(begun + silent))
         context = np.asarray([rows.target])
-        # Final values are compared with final values: a good report before a curve got worse is not a fair
-        # value to beat. Until it is known whether curves get worse, the latest reports are compared as well.
+        # Trials are compared by predicted final values, since an earlier report may be better. Their latest
+        # reports count too while too few others have trained longer to know whether curves get worse.
         reported = [usable[i] for i in sorted(set(rows.trials))]
         ahead = trials_with_open_end(reported, rows.target, state.objectives.modes[0])
         rivals = np.concatenate(

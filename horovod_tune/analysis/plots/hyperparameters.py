@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 _BARS, _MIN_TRIALS = 20, 10
-_MAX_TRIALS = 1000  # a sample of more trials gives the same order of importances, in less time
+_MAX_TRIALS = 1000  # of more trials, a sample is used: the importances have the same order
 _TREES, _FOLDS, _REPEATS, _SEED = 50, 5, 3, 0
 
 
 def parameter(analysis: Analysis, name: str) -> Figure:
-    """Draw the metric against one hyperparameter, a point per trial, on a log axis if its domain is one.
+    """Draw the metric against one hyperparameter, on a log axis if its domain is logarithmic.
 
     Raises `ValueError` if that hyperparameter does not vary.
     """
@@ -123,8 +123,8 @@ def importance(analysis: Analysis) -> Figure:
 def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
     """Return how much R² each hyperparameter's permutation costs a forest on held-out trials.
 
-    The drops have shape (hyperparameters, folds * repeats). Also returns the forest's R² (near or below 0 the
-    hyperparameters do not explain the metric, and the drops mean nothing) and the number of trials used.
+    The drops have shape (hyperparameters, folds * repeats). Also returns the forest's R² (if it is near or
+    below 0, the hyperparameters do not explain the metric) and the number of trials used.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance

@@ -47,7 +47,7 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    # By experiment: the next one of this process may have another trainable of the same name.
+    # By controller: the process's next experiment may have another trainable of the same name.
     wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
     pausing: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -61,7 +61,7 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
             return original(self, trial)
         if not (pausing.get(self) is trial or needs_actor(self)):
             return original(self, trial)
-        # Tune keeps no more actors than trials are staged: stage this trial, and make room for its actor.
+        # Tune keeps no more actors than there are staged trials: stage this one, and make room for its actor.
         self._staged_trials.add(trial)
         resources, room = trial.placement_group_factory, self._actor_cache.num_cached_objects + 1
         self._actor_cache.increase_max(resources, room)

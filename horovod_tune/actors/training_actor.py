@@ -155,6 +155,8 @@ class TrainingActor:
             from horovod_tune.rank.reset.baseline import Baseline
 
             self._baseline = Baseline()
+        assert self._training is not None
+        self._training.session.before_first_report = self._baseline.environment.check
 
     def _enter_world(self) -> None:
         assert self._training is not None

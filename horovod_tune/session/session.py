@@ -89,6 +89,8 @@ class Session:
         self.committed: Any = None
         # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.
         self.world_error: Callable[[str], BaseException] = WorldBroken
+        # Called before rank 0's first report; it may raise.
+        self.before_first_report: Callable[[], None] = lambda: None
         self._condition = threading.Condition()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
@@ -98,6 +100,8 @@ class Session:
         path = checkpoint_path(checkpoint)
         if self._world_is_broken:
             raise self.world_error("report() was called in a world that has lost a rank")
+        if self.rank_info.rank == 0 and not self.has_reported:
+            self.before_first_report()
         self.reports += 1
         self.has_reported = True
         if self.rank_info.rank == 0:

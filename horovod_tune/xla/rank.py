@@ -182,8 +182,11 @@ class _Rank:
             self._send(Failed(world.rank, self._host, self._runtime.describe_failure(error)[0], text))
             return
         self._rank, self._run = world.rank, request.run
+        live = Session(request, world, send=self._send, fetch=self._fetch)
+        assert self._baseline is not None
+        live.before_first_report = self._baseline.environment.check
         self._training = Training(
-            Session(request, world, send=self._send, fetch=self._fetch),
+            live,
             request.function,
             host=self._host,
             send=self._send,

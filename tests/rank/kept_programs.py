@@ -196,6 +196,41 @@ def sets_a_variable_that_an_import_reads(config):
 
 
 @program
+def sets_a_variable_for_an_import_once(config):
+    if config["number"] == 0:
+        os.environ["MPLBACKEND"] = "svg"
+    import matplotlib
+
+    return matplotlib.get_backend(auto_select=False) == ("svg" if config["number"] == 0 else None)
+
+
+@program
+def sets_constant_variables_for_imports_and_is_kept(config):
+    import matplotlib
+
+    os.environ["MPLBACKEND"] = "svg"
+    os.environ["OMP_NUM_THREADS"] = "2"
+    import sklearn.linear_model
+    import threadpoolctl
+
+    seen = [each["num_threads"] for each in threadpoolctl.threadpool_info() if "scikit" in each["filepath"]]
+    return bool(sklearn), matplotlib.get_backend(auto_select=False), seen
+
+
+@program
+def sets_a_variable_after_a_report(config):
+    from horovod_tune import report
+
+    report(seen="", pid=0)
+    os.environ["OMP_NUM_THREADS"] = str(config["number"] + 2)
+    import sklearn.linear_model
+    import threadpoolctl
+
+    seen = [each for each in threadpoolctl.threadpool_info() if "scikit" in each["filepath"]]
+    return bool(sklearn), [each["num_threads"] == config["number"] + 2 for each in seen]
+
+
+@program
 def sets_the_threads_of_a_library(config):
     os.environ["OMP_NUM_THREADS"] = str(config["number"] + 2)
     import sklearn.linear_model

@@ -93,11 +93,6 @@ def _variable_of_c() -> Any:
     return getenv(b"LEAK")
 
 
-def _set_variable_for_import() -> None:
-    os.environ["MPLBACKEND"] = "svg"
-    import matplotlib  # noqa: F401
-
-
 def _attribute(owner: Any, name: str, value: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
     return lambda: getattr(owner, name), lambda: setattr(owner, name, value)
 
@@ -113,7 +108,6 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: type(os.environ).__name__,
         lambda: setattr(os, "environ", dict(os.environ)),
     ),
-    "a variable that an import has read": (lambda: "matplotlib" in sys.modules, _set_variable_for_import),
     "an attribute of __main__": (
         lambda: hasattr(sys.modules["__main__"], "leak"),
         lambda: setattr(sys.modules["__main__"], "leak", 1),

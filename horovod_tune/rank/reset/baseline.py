@@ -45,13 +45,13 @@ class Baseline:
     """The state of this process before its first trial."""
 
     def __init__(self) -> None:
-        self._environment = Environment()
+        self.environment = Environment()
         self._settings = Settings()
         # The many new objects would trigger garbage collections, which find nothing.
         was_on = gc.isenabled()
         gc.disable()
         self._watch = Watch()
-        self._imports = Imports(self._watch, self._settings, self._environment)
+        self._imports = Imports(self._watch, self._settings, self.environment)
         self._watch.add(list(sys.modules.values()))
         if was_on:
             gc.enable()
@@ -82,7 +82,7 @@ class Baseline:
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             problems.append("torch.distributed is still initialised")
         more_stay, not_forgotten = self._imports.forget(own_package)
-        problems += not_forgotten + self._environment.restore() + self._settings.restore()
+        problems += not_forgotten + self.environment.restore() + self._settings.restore()
         problems += self._watch.restore()
         reseed()
         gc.collect()

@@ -1,9 +1,8 @@
-"""The environment variables of a process, and which of them its libraries read when they were loaded.
+"""The environment variables of a process, and which of them its libraries read when they were imported.
 
 A library that stays loaded keeps what it has read: matplotlib its backend, an OpenMP library its number of
-threads. If the training function has set such a variable, the process is replaced. If, before it reports, it
-sets one that an earlier trial's library has read, RuntimeError is raised, and the trial starts again in a new
-process.
+threads. So the process is kept for trials that set such a variable to the same values. A trial that does not
+fails before its first report, and is then tried again in a new process.
 """
 
 from __future__ import annotations
@@ -31,42 +30,64 @@ def horovod_settings() -> set[tuple[str, str]]:
 
 
 class Environment:
-    """The environment variables before the first trial; observes later reads and writes."""
+    """The variables before the first trial; observes what is read and set later."""
 
     def __init__(self) -> None:
         self._environ: Any = os.environ
         self._known = self._values()
         self._libraries = _shared_libraries()
-        # What the library that is being imported has read; None outside imports.
-        self._reads: dict[bytes, bytes | None] | None = None
-        # What libraries that stay have read: the library and the value.
-        self._read: dict[bytes, tuple[str, bytes | None]] = {}
-        # The variables that the training function has set in this trial.
-        self._set: set[bytes] = set()
+        # The names that the library which is being imported has read; None between imports.
+        self._reads: set[bytes] | None = None
+        # The libraries that stay, by the names that they have read in Python code.
+        self._readers: dict[bytes, str] = {}
+        # The values that this trial's function has set before its first report; None where it deleted one.
+        self._set: dict[bytes, set[bytes | None]] = {}
+        # The names that it has set later.
+        self._set_later: set[bytes] = set()
+        # The same as `_set`, of the trial whose import has read a variable.
+        self._set_at_import: dict[bytes, set[bytes | None]] = {}
         self._is_used = False
         observed = _observe(dict(vars(os.environ)["_data"]), self._record_read, self._record_write)
         vars(os.environ)["_data"] = vars(os.environb)["_data"] = observed
 
     def begin_import(self) -> dict[bytes, Any]:
-        """Record what is read until `end_import`, which takes the returned value."""
-        self._reads = {}
+        """Record what is read until `end_import`, which takes what this returns."""
+        self._reads = set()
         return self._values()
 
-    def end_import(self, before: dict[bytes, Any]) -> dict[bytes, bytes | None]:
-        """Accept what the import has set; return what it has read."""
-        reads, self._reads = self._reads or {}, None
+    def end_import(self, before: dict[bytes, Any]) -> set[bytes]:
+        """Accept what the import has set; return the names that it has read."""
+        reads, self._reads = self._reads or set(), None
         self._known |= {name: value for name, value in self._values().items() if before.get(name) != value}
         return reads
 
-    def add_reads(self, library: str, reads: dict[bytes, bytes | None]) -> None:
-        """Record that a library which stays in the process has read these values."""
-        self._read |= {name: (library, value) for name, value in reads.items() if name not in self._read}
+    def add_reads(self, library: str, names: set[bytes]) -> None:
+        """Record that a library which stays in the process has read these variables."""
+        self._readers = dict.fromkeys(names, library) | self._readers
+
+    def check(self) -> None:
+        """Raise RuntimeError if libraries of earlier trials have read other values than this trial has set.
+
+        Call it before rank 0's first report: until then, the trial can be tried again.
+        """
+        if self._is_used:
+            for name, values in self._set_at_import.items():
+                if values != self._set.get(name):
+                    self._refuse(name)
 
     def restore(self) -> list[str]:
-        """Restore all variables; return those whose values libraries may have kept."""
+        """Restore all variables; return those whose later values libraries may have kept."""
         os.environ = self._environ  # noqa: B003 - the original object
-        readers = {name: self._reader(name) for name in self._set if self._was_effective(name)}
-        problems = [f"{os.fsdecode(name)} was set, which {by} keeps" for name, by in readers.items() if by]
+        problems = [
+            f"{os.fsdecode(name)} was set after a report, which {by} keeps"
+            for name in self._set_later
+            if (by := self._reader(name))
+        ]
+        self._set_at_import |= {
+            name: values
+            for name, values in self._set.items()
+            if name not in self._set_at_import and self._reader(name)
+        }
         now = self._values()
         for name in {name for name, _ in now.items() ^ self._known.items()}:
             for_python, for_c = self._known.get(name, (None, None))
@@ -77,7 +98,7 @@ class Environment:
             dict.pop(self._environ._data, name, None)
             if for_python is not None:
                 dict.__setitem__(self._environ._data, name, for_python)
-        self._set.clear()
+        self._set, self._set_later = {}, set()
         self._is_used = True
         return problems
 
@@ -86,31 +107,33 @@ class Environment:
         for_python, for_c = dict.copy(self._environ._data), _variables_of_c()
         return {name: (for_python.get(name), for_c.get(name)) for name in for_python | for_c}
 
-    def _was_effective(self, name: bytes) -> bool:
-        """Return False if a library had read the variable before the trial set it."""
-        return name not in self._read or self._read[name][1] != self._known.get(name, (None, None))[0]
-
     def _reader(self, name: bytes) -> str:
         """Return a library, loaded since the first trial, that reads a variable; empty if none does."""
-        if name in self._read:
-            return self._read[name][0]
+        if name in self._readers:
+            return self._readers[name]
         new = sorted(_shared_libraries() - self._libraries)
         return next((os.path.basename(path) for path in new if _contains(path, name)), "")
 
-    def _record_read(self, name: bytes, value: bytes | None) -> None:
+    def _refuse(self, name: bytes) -> None:
+        raise RuntimeError(
+            f"{os.fsdecode(name)} was set otherwise in an earlier trial of this process, in which "
+            f"{self._reader(name)} read it"
+        )
+
+    def _record_read(self, name: bytes) -> None:
         if self._reads is not None:
-            self._reads.setdefault(name, value)
+            self._reads.add(name)
 
     def _record_write(self, name: bytes, value: bytes | None) -> None:
         if self._reads is not None or not _is_called_by_user():
             return
-        self._set.add(name)
         live = session.current()
-        may_retry = self._is_used and live is not None and not live.has_reported
-        if may_retry and value != self._known.get(name, (None, None))[0] and (by := self._reader(name)):
-            raise RuntimeError(
-                f"{os.fsdecode(name)} was set, but {by} has read it in an earlier trial of this process"
-            )
+        if live is None or live.has_reported:
+            self._set_later.add(name)
+            return
+        self._set.setdefault(name, set()).add(value)
+        if self._is_used and value not in self._set_at_import.get(name, ()) and self._reader(name):
+            self._refuse(name)
 
 
 def _observe(values: dict[bytes, bytes], on_read: Callable[..., None], on_write: Callable[..., None]) -> Any:
@@ -118,7 +141,7 @@ def _observe(values: dict[bytes, bytes], on_read: Callable[..., None], on_write:
 
     class Observed(dict[bytes, bytes]):
         def __getitem__(self, name: bytes) -> bytes:
-            on_read(name, self.get(name))
+            on_read(name)
             return super().__getitem__(name)
 
         def __setitem__(self, name: bytes, value: bytes) -> None:

@@ -59,7 +59,7 @@ class Imports:
         # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
         # For each import in this trial: the library, the new modules, and the variables that were read.
-        self._reads: list[tuple[str, set[str], dict[bytes, bytes | None]]] = []
+        self._reads: list[tuple[str, set[str], set[bytes]]] = []
         self._thread = threading.local()
         self._calls: list[str] = []
         for owner, name in _LASTING_CALLS:

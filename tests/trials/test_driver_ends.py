@@ -87,7 +87,7 @@ def marks(storage):
 def test_nothing_outlives_the_driver_and_the_experiment_continues(end, ray_folder, tmp_path):
     storage = tmp_path / "results"
     driver = start(ray_folder, storage)
-    eventually(lambda: any(mark.startswith("a-4") for mark in marks(storage)), within_s=90)
+    eventually(lambda: any(mark.startswith("a-4") for mark in marks(storage)), within_s=200)
     assert len(processes_of(ray_folder)) >= 3
     driver.send_signal(end)
     driver.wait(timeout=60)

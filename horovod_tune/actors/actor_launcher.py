@@ -38,7 +38,7 @@ class ActorLauncher:
         self._make_backend = make_backend
         self._rendezvous = rendezvous
         self._listener: Listener | None = None
-        # By slot: the groups of actors that are not in the trial's own group; the last one is in use.
+        # By slot: the placement groups of actors outside the trial's own group; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
 
     def create(self) -> list[Any]:
@@ -65,7 +65,7 @@ class ActorLauncher:
         """Create the actor of one slot, to replace a lost one or to grow the trial.
 
         A slot beyond the trial's placement group, or whose host is draining (``elsewhere``), gets a group of
-        its own, which Ray removes when this coordinator ends. ``again`` reuses the slot's latest such group.
+        its own, which Ray removes when this coordinator ends. ``again`` reuses the slot's newest group.
         """
         if slot < self._spec.world_size and not elsewhere:
             return self._create_actor(self._group, self._bundle_of_slots()[slot])

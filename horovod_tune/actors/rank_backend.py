@@ -33,7 +33,7 @@ class RankBackend(Protocol):
         self.end(has_returned=False)
 
     def end(self, *, has_returned: bool) -> None:
-        """Make ranks that still wait for this one fail, since its training function has ended."""
+        """Raise an error in ranks that still wait for this one, since its training function has ended."""
 
     def close(self) -> None:
         """Break the world, so that every rank which waits in a collective gets an error."""
@@ -84,7 +84,7 @@ class WorldRendezvous(Protocol):
     """The rendezvous of one trial's worlds, in the coordinator."""
 
     def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
-        """Open it for the next world, instead of the previous one; return each rank's environment."""
+        """Open the next world's rendezvous, in place of the previous one; return each rank's environment."""
 
     def close(self) -> None:
         """Undo `open`, so that ranks which are still entering the world get an error; may be called twice.

@@ -10,10 +10,10 @@ from horovod_tune.messages import RankInfo, WorkerInfo
 
 
 def assign_ranks(nodes: Sequence[str], first_node: str) -> list[RankInfo]:
-    """Return each actor's rank: consecutive on every node, beginning with ``first_node``.
+    """Return each actor's rank. Ranks are consecutive on every node, and rank 0 is on ``first_node``.
 
-    ``nodes`` are the actors' Ray node ids; ``first_node`` is the coordinator's, so that rank 0's checkpoints
-    need no network if the storage is local.
+    ``nodes`` are the actors' Ray node ids. At the start, ``first_node`` is the coordinator's, so that rank
+    0's checkpoints need no network if the storage is local.
 
     >>> [each.rank for each in assign_ranks(["b", "a", "b"], first_node="b")]
     [0, 2, 1]
@@ -83,7 +83,7 @@ def choose_interface(
     overrides both.
 
     Raises:
-        StartFailed: none of ``nics`` exists here, no interface has ``node_ip``, or it is an IPv6 address.
+        StartFailed: the host has none of ``nics``, no interface has the address, or ``node_ip`` is IPv6.
 
     >>> here = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
     >>> choose_interface(here, node_ip="10.0.0.5", nics=[], single_host=False)

@@ -1,8 +1,8 @@
 """Shuts down the sockets that Gloo opened in this process, to end its waits for a lost peer.
 
-In a broken world, a rank may wait in a receive until Gloo's timeout (with 3 ranks, rank 1 waited for rank 2,
-which had left because rank 0 was killed); it always does if the peer's host does not respond.
-`hvd.shutdown()` waits for that receive. Shutting the sockets down ends it, as if the peers had closed them.
+In a broken world, a rank may wait in a receive until Gloo's timeout. It always does if the peer's host does
+not respond, but other cases exist: with 3 ranks, rank 1 waited for rank 2, which had left because rank 0 was
+killed. `hvd.shutdown()` waits for the receive, which fails once this module has shut the socket down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def open_tcp_sockets(
 ) -> dict[int, str]:
     """Return this process's TCP sockets that may carry data: the kernel's name of each, by file descriptor.
 
-    Sockets with ``except_port`` at either end, or that an earlier call returned (``before``), are left out.
+    It omits sockets with ``except_port`` at either end, and those that an earlier call returned (``before``).
     """
     known = before or {}
     found = {}
@@ -56,7 +56,7 @@ class SocketRecorder:
 
     def __init__(self) -> None:
         self._recorded: dict[int, str] = {}
-        # The sockets that were open before the world that is being formed; None if none is.
+        # The sockets that were open before the current `forming` block; None if there is no block.
         self._before: dict[int, str] | None = None
 
     @contextlib.contextmanager
@@ -70,7 +70,7 @@ class SocketRecorder:
 
     @contextlib.contextmanager
     def forming(self) -> Iterator[None]:
-        """Form a world in this block. Until it ends, `shut_down` includes every socket opened in it."""
+        """Mark a block that forms a world: until it ends, `shut_down` includes every socket opened in it."""
         self._before = open_tcp_sockets()
         try:
             yield

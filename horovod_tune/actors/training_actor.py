@@ -125,7 +125,7 @@ class TrainingActor:
         threading.Thread(target=listen, args=(self._release,), name="channel", daemon=True).start()
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
-        if run == self._run:  # and not late, from the previous trial
+        if run == self._run:  # otherwise it is late, from the previous trial
             self.acknowledge(index, checkpoint)
 
     def begin(self, request: TrialRequest) -> None:
@@ -174,7 +174,7 @@ class TrainingActor:
                 return
         self._outbox.put(message)
         if isinstance(message, Finished | Failed):
-            # After the message, since this makes other ranks fail, which must not be mistaken for the cause.
+            # After the message: other ranks fail because of this, and must not be mistaken for the cause.
             self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
 
     def _send_log(self) -> None:

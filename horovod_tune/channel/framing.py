@@ -1,7 +1,7 @@
 """One end of a stream socket between two processes of one host: whole, checked messages. Data, never code.
 
-A frame is four bytes of length and a msgpack map with the message's kind and fields. Each message is
-checked against the schema of what the other end may send before it is used, and never unpickled.
+A frame is four bytes of length and a msgpack map with the message's kind and fields. Before a message is
+used, it is checked against the schema of what the other end may send. Frames are never unpickled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from horovod_tune.channel.packing import MalformedMessage, pack, unpack
 from horovod_tune.channel.schema import Schema, check
 
 MAX_FRAME_BYTES = 1 << 30
-# How much is read at a time.
+# How many bytes are read at a time.
 _READ_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 
@@ -89,7 +89,7 @@ class Channel:
         """
         try:
             if timeout_s is not None:
-                # `select.select` fails for descriptors above 1023, which a large world needs.
+                # `select.select` fails for descriptors above 1023, and a large world has that many.
                 waits = select.poll()
                 waits.register(self._socket, select.POLLIN)
                 if not waits.poll(1000.0 * timeout_s):

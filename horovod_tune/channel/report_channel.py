@@ -23,7 +23,7 @@ from horovod_tune.channel.schema import ACKS, REPORTS
 from horovod_tune.errors import MetricsError
 from horovod_tune.messages import CheckpointPlace, Report
 
-# Half of what Linux buffers for a socket by default (net.core.wmem_default): a rank never waits to send it.
+# Half of what Linux buffers for a socket by default (net.core.wmem_default), so sending never has to wait.
 MAX_REPORT_BYTES = 100_000
 CONNECT_S = 5.0
 _CREDENTIALS = struct.Struct("3i")
@@ -53,7 +53,7 @@ class Listener:
         return ChannelToken(self._listener.getsockname(), self._secrets[worker])
 
     def accept(self) -> dict[int, socket.socket]:
-        """Return the ends of the workers that have connected, by index, and stop listening."""
+        """Return the sockets to the workers that have connected, by index, and stop listening."""
         ends: dict[int, socket.socket] = {}
         with self._listener:
             while True:
@@ -87,7 +87,7 @@ def connect(token: ChannelToken) -> socket.socket:
     """Connect a rank to the listener that created ``token``, and send the secret.
 
     Raises:
-        OSError: no process listens there.
+        OSError: no process listens at the token's address.
     """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -112,7 +112,7 @@ class CoordinatorChannel:
         return self._channel.fileno()
 
     def acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> bool:
-        """Acknowledge reports up to ``index`` of trial ``run``; return False if it must go through Ray."""
+        """Acknowledge reports up to ``index`` of trial ``run``; return False if this must go through Ray."""
         if not self.is_open or (checkpoint is not None and checkpoint.filesystem is not None):
             return False
         place = None if checkpoint is None else (checkpoint.path, checkpoint.node_id, checkpoint.report)
@@ -138,10 +138,10 @@ class CoordinatorChannel:
 
 
 class RankChannel:
-    """The rank's end. Any thread may send; `listen` has a thread of its own and sleeps between messages."""
+    """The rank's end of its channel. Any thread may send; `listen` needs a thread of its own."""
 
     def __init__(self, token: ChannelToken) -> None:
-        """Connect; raises OSError if no process listens there."""
+        """Connect; raises OSError if no process listens at the token's address."""
         self._channel = Channel(connect(token), ACKS)
 
     def report(self, run: int, report: Report) -> bool:
@@ -167,7 +167,7 @@ class RankChannel:
     def listen(self, on_ack: Callable[[int, float, CheckpointPlace | None], None]) -> None:
         """Call ``on_ack(run, index, checkpoint)`` for each acknowledgement, until the other end closes.
 
-        However it ends, it closes the channel: reports and acknowledgements then go through Ray.
+        The channel is closed when this returns or raises; from then on, everything goes through Ray.
         """
         is_open = True
         try:

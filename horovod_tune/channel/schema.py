@@ -28,7 +28,7 @@ RANK_MESSAGES: Schema = {
     "reset_done": {"problems": (list, tuple)},
     "stack": {"stack": str},
 }
-# What a training actor receives from the coordinator. `checkpoint`: a place's path, node_id and report.
+# What a training actor receives. `checkpoint` holds a `CheckpointPlace`'s path, node_id and report.
 ACKS: Schema = {
     "acknowledge": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }
@@ -55,7 +55,7 @@ def check(message: Any, schema: Schema) -> dict[str, Any]:
     """
     fields = schema.get(str(message.get("kind"))) if type(message) is dict else None
     if fields is None or set(message) - {"kind"} != set(fields):
-        raise MalformedMessage(f"{message!r:.200} is not a message of a known kind with its fields")
+        raise MalformedMessage(f"{message!r:.200} is not a message of a known kind, or has the wrong fields")
     for name, kinds in fields.items():
         # True is an int to Python, but not a number here.
         if not isinstance(message[name], kinds) or isinstance(message[name], bool):

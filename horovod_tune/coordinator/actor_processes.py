@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # How long a killed actor's process may take to end before it is killed by its pid.
 EXIT_TIMEOUT_S = 3.0
-REMOTE_EXIT_TIMEOUT_S = 10.0
-LOST_NODE_TIMEOUT_S = 2.0
+REMOTE_EXIT_TIMEOUT_S = 10.0  # how long to wait until another node has done this
+LOST_NODE_TIMEOUT_S = 2.0  # the same for a node that may be down
 
 
 def end_workers(
@@ -33,11 +33,11 @@ def end_workers(
     lost_nodes: Collection[str] = (),
     wait: bool = True,
 ) -> None:
-    """Kill the workers' actors, and wait until their processes, and those ``below`` them, are gone.
+    """Kill the workers' actors; wait until their processes and those that they started (``below``) are gone.
 
-    Ray's request to exit does not end a process that is stopped (SIGSTOP), so any that remain are killed by
-    pid, on their own node. A node in ``lost_nodes``, which may be unreachable before Ray marks it as
-    dead, is waited for only LOST_NODE_TIMEOUT_S. Without ``wait``, only this node's processes are waited for.
+    Ray's request to exit does not end a stopped process (SIGSTOP), so processes that remain are killed by
+    pid, on their own node. The wait for a node in ``lost_nodes`` is only LOST_NODE_TIMEOUT_S: it may be down
+    before Ray marks it as dead. Without ``wait``, only this node's processes are waited for.
     """
     for worker in workers:
         ray.kill(worker.actor, no_restart=True)
@@ -67,7 +67,7 @@ def end_workers(
 
 
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:
-    """Wait until this host's processes (pid, `process_start`) are gone; kill those that remain."""
+    """Wait until these local processes, as (pid, `process_start`), are gone; kill those that remain."""
     end = time.monotonic() + EXIT_TIMEOUT_S
     waiting = []
     for pid, started in processes:

@@ -44,13 +44,13 @@ class WorkerActor(Protocol):
         """Return the last commit of the worker's rank; None if it has committed nothing."""
 
     def reply_now(self) -> None:
-        """Make `poll` reply immediately, with a `LogChunk` of each rank, even if it has printed nothing."""
+        """Make `poll` reply immediately, with a `LogChunk` even for ranks that have printed nothing."""
 
     def reset(self, join_s: float) -> list[str]:
         """Wait ``join_s`` for the training function to end, then restore the process for the next trial.
 
         Returns:
-            The reasons why the process cannot run it; empty if it can.
+            The reasons why the process cannot run another trial; empty if it can.
         """
 
     # The coordinator calls the following only in elastic trials, whose workers have one rank each.
@@ -59,13 +59,13 @@ class WorkerActor(Protocol):
         """Make the rank leave world ``number``, which has lost a rank, unless it has left already."""
 
     def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
-        """Join the next world of the trial, number ``number``, for which the rank waits."""
+        """Join the trial's next world, which the rank waits for and whose number is ``number``."""
 
     def offer_change(self, number: int) -> None:
         """Make the next commit end world ``number``, since ranks want to join or must leave."""
 
     def can_restore(self) -> bool:
-        """Return True if the rank can continue in another world, since its function commits."""
+        """Return True if the rank's function commits, so that the rank can continue in another world."""
 
 
 class Launcher(Protocol):
@@ -79,7 +79,7 @@ class Launcher(Protocol):
     ) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
 
-        In elastic trials, the first worker on ``first_node`` is rank 0 (by default, the coordinator's).
+        In elastic trials, rank 0 is on ``first_node``, or by default on the coordinator's node.
 
         Raises:
             StartFailed: the workers were placed where they cannot form the world that was requested.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Added to the error of a trial in used processes.
+# Added to the error of a trial that ran in used processes.
 _USED = "(in processes that earlier trials had used; reuse_workers=False gives every trial new ones)"
 
 
@@ -97,7 +97,7 @@ class Coordinator:
         except Exception as cause:
             trial.is_running = False  # so that `close` ends the processes without unwinding the trial
             if self._workers_are_used and isinstance(cause, TrainingFailed):
-                # An earlier trial may have left something in its processes. A trial that has reported must
+                # An earlier trial may have left something in these processes. A trial that has reported must
                 # not be tried again, since Tune has its results.
                 if not trial.has_reported and not ray_compat.is_preempted(cause.lost_nodes):
                     return self._retry(cause)
@@ -118,8 +118,8 @@ class Coordinator:
     def _retry(self, cause: TrainingFailed) -> Any:
         """Start the trial again in new processes; a second failure is raised."""
         logger.warning(
-            "horovod_tune: %s failed before its first report in processes that an earlier trial had used; it "
-            "is tried again in new ones. reuse_workers=False gives every trial new ones. It failed with: %s",
+            "horovod_tune: %s failed before its first report. Its processes had run an earlier trial, so it "
+            "is tried again in new ones; reuse_workers=False gives every trial new ones. It failed with: %s",
             self._trial.request.trial_name,
             str(cause).strip().rpartition("\n")[2],
         )
@@ -186,7 +186,7 @@ class Coordinator:
     def _keep_logs(self, *, publish: bool = False, at_end: bool = False) -> None:
         """Store what the ranks have printed.
 
-        If that fails, the trial logs one warning: a log must not fail it, nor hide why it failed.
+        If that fails, one warning is logged: a log must neither fail the trial nor hide why it failed.
         """
         trial, chunks = self._trial, self._group.take_logs()
         try:
@@ -219,7 +219,7 @@ class Coordinator:
         self._group.create()
 
     def close(self) -> None:
-        """End the trial if it still runs, and the workers' processes; may be called twice."""
+        """End the trial if it still runs, then end the workers' processes; may be called twice."""
         try:
             if self._trial.is_running:
                 # So that the training function's `finally` blocks run, and its last output reaches the log.

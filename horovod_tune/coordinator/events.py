@@ -51,7 +51,7 @@ class EventQueue:
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def wait(self, timeout_s: float) -> tuple[Replies, Reports]:
-        """Return what has arrived as soon as there is something, after ``timeout_s`` at the latest.
+        """Wait until something arrives, for at most ``timeout_s``, and return everything that has arrived.
 
         Raises:
             TrainingFailed: a rank sent something other than a report through its channel.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from horovod_tune.errors import encodable
 from horovod_tune.messages import Failed, FailureKind
 
-# The most lost ranks in an error besides the cause, which hundreds of names would hide.
+# An error names at most this many lost ranks besides the cause, which hundreds of names would hide.
 _MAX_NAMED = 3
 
 VERBS = {
@@ -65,7 +65,7 @@ def add_awaited_ranks(
     returned: Container[int] = (),
     stacks: Mapping[int, str] | None = None,
 ) -> list[Failed]:
-    """Return ``failures`` and those of the ranks that a stalled rank waited for.
+    """Return ``failures``, and the failures of ranks that a stalled rank waited for.
 
     Args:
         failures: the known failures.

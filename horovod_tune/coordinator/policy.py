@@ -15,7 +15,7 @@ HEARTBEAT_S = 10.0
 PROMPT_REPLY_S = 5.0
 # Interval between checks of a changing world, or of starting actors.
 TICK_S = 0.1
-# The trial fails if more worlds than this in a row break before anything was reported.
+# The trial fails if more than this many worlds in a row break before a report.
 WORLDS_WITHOUT_REPORT = 20
 
 
@@ -66,7 +66,7 @@ class WorldStatus:
     Args:
         members: workers that are not lost.
         lost: ranks lost since the world began to change.
-        left: members that have left it and wait for the next one.
+        left: members that have left the world and wait for the next one.
         ready: workers that have started and wait to join.
         elapsed_s: seconds since the world began to change.
         has_returned: True if the training function has returned on some rank.
@@ -90,7 +90,7 @@ class Action(Enum):
     WAIT = auto()
     # Form the next world from the members and the workers that are ready to join.
     REFORM = auto()
-    # Mark as lost the members that have not left the world by now.
+    # Treat the members that have not left the world yet as lost.
     ABANDON = auto()
 
 
@@ -133,7 +133,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     if now.elapsed_s <= limits.wait_s:
         return Action.WAIT
     return Fail(
-        f"{now.members} rank(s) are left, min_workers={limits.min_workers}, and no replacement started "
+        f"{now.members} rank(s) are left, min_workers={limits.min_workers}, and too few replacements started "
         f"within min_workers_timeout_s={limits.wait_s:g} s"
     )
 

@@ -18,7 +18,7 @@ from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits, backoff_s
 from horovod_tune.coordinator.workers import Worker
 
-# Interval between queries of which nodes are draining.
+# Interval between queries for draining nodes.
 DRAINING_INTERVAL_S = 2.0
 
 
@@ -76,7 +76,7 @@ class Slots:
         return [worker for worker in self._joining if worker.info is not None]
 
     def restart_later(self, worker: Worker) -> None:
-        """Replace a worker that died before it had joined, after a delay."""
+        """Replace a worker that died before it joined a world; the new actor starts after a delay."""
         if worker not in self._joining:
             return
         self._joining.remove(worker)
@@ -92,7 +92,7 @@ class Slots:
             self._deaths.pop(worker.slot, None)
 
     def end(self, first: int = 0) -> set[int]:
-        """End the actors that are starting or wait to join in slots from ``first`` on; return those slots."""
+        """In slots from ``first`` on, end the actors that start or wait to join; return those slots."""
         ended = {slot for slot in self.starting if slot >= first}
         dropped = [worker for worker in self._joining if worker.slot in ended]
         self._joining = [worker for worker in self._joining if worker not in dropped]
@@ -155,7 +155,7 @@ class Slots:
             self._start(worker.slot)
 
     def release_excess(self, members: Sequence[Worker]) -> None:
-        """End starting actors in slots that a scheduler has taken; release such slots without a member."""
+        """End actors starting in slots that a scheduler has taken; release those slots without a member."""
         taken = {worker.slot for worker in members}
         for slot in self.end(self.limits.max_workers) - taken:
             self._launcher.release_slot(slot)

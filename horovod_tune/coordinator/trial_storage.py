@@ -39,7 +39,7 @@ class TrialStorage:
         self._copies = HostCopies()
         self._brought: Checkpoint | None = None
         self._has_removed_parts = False
-        # By rank: output that is not in the storage yet, and the number of bytes that are.
+        # By rank: output that is not in the storage yet, and the number of bytes that are in it.
         self._new_output: dict[int, bytes] = {}
         self._stored_bytes: Counter[int] = Counter()
 
@@ -117,13 +117,13 @@ class TrialStorage:
         return CheckpointPlace(checkpoint.path, node_id=node)
 
     def fetch(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return the checkpoint as a directory on this host, which is kept until `close`."""
+        """Return the checkpoint as a directory on this host; a copy is kept until `close`."""
         self._remove_parts()
         self._brought = host_copies.open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
         return self._brought
 
     def append_log(self, rank: int, text: bytes) -> None:
-        """Append output to a rank's log; to one on another host or in a cloud, at the next `publish_logs`."""
+        """Append output to a rank's log, at the next `publish_logs` if this host cannot do it directly."""
         if self.is_local and self.reached_through is None:
             log_files.append(Path(self._log_path(rank)), text)
             return
@@ -141,7 +141,7 @@ class TrialStorage:
         """
         for rank, text in list(self._new_output.items()):
             if self.is_local or at_end or len(text) >= self._stored_bytes[rank] / 4:
-                # Before it is stored, so that output which cannot be stored is not tried again.
+                # Deleted before it is stored: output that cannot be stored must not be tried again.
                 del self._new_output[rank]
                 self._stored_bytes[rank] += len(text)
                 self._store_log(self._log_path(rank), text)

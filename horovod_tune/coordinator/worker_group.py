@@ -191,8 +191,8 @@ class WorkerGroup:
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.
 
-        The message of Horovod's stall inspector names the missing rank, but does not say that it has
-        returned. It may be as old as the previous poll: only ranks that had returned by that poll count.
+        The message of Horovod's stall inspector names the missing rank, but does not say that the rank has
+        returned. The message may be as old as the previous poll, so only ranks that had returned then count.
         """
         hosts = self.hosts
         for rank, collectives in names.items():
@@ -270,7 +270,7 @@ class WorkerGroup:
             self._listen(0.2)
             if self.world.running and not closing and time.monotonic() - start > 0.3:
                 # If the function reports on rank 0 only, rank 0 has left at its report, and the others wait
-                # for it in a collective, which breaking the world ends.
+                # for it in a collective. Breaking the world ends their wait.
                 closing = [worker.actor.close_world.remote() for worker in self.workers]
         running = sorted(self.world.running)
         if running:
@@ -300,8 +300,8 @@ class WorkerGroup:
     def close(self) -> None:
         """End every worker's process and wait for it; may be called twice."""
         if self._has_ranks:
-            # If they were killed one after the other, they would log lost connections and run no `atexit`
-            # handlers.
+            # So that the processes run their `atexit` handlers, and log no lost connections while others are
+            # killed.
             unresponsive = {
                 each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE
             }

@@ -45,7 +45,7 @@ class Worker:
         self.description = actor.describe.remote()
         self.is_polled = False
         self.is_reply_requested = False
-        # By the monotonic clock: the last request of an immediate reply, and when the reply is due.
+        # By the monotonic clock: when an immediate reply was last requested, and when the reply is due.
         self._requested_s = float("-inf")
         self._due_s = 0.0
 

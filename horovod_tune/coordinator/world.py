@@ -77,9 +77,9 @@ class World:
         # The ranks whose training function has returned.
         self.returned: set[int] = set()
         self._change: _Change | None = None
-        # None before and after the trial: losses are then only recorded.
+        # None before and after the trial, when losses are only recorded.
         self._request: TrialRequest | None = None
-        # What workers that join start from: the number of reports, and the newest checkpoint.
+        # What joining workers start from: the number of reports, and the newest checkpoint.
         self._reports = 0
         self.checkpoint: CheckpointPlace | None = None
         self._worlds_without_report = 0
@@ -411,7 +411,7 @@ class World:
         """
         if not self.limits.is_elastic or self.failures or self.returned or not self.running:
             return False
-        # Ray removes a placement group only as a whole, so no part of the trial's own can be released.
+        # Ray removes a placement group only as a whole, so no slot in the trial's own group can be released.
         if workers < self._launcher.placed_workers:
             return False
         if not self.first_reply("can_restore", timeout_s=self.limits.prompt_s):

@@ -180,7 +180,7 @@ def remove_parts(directory: str) -> None:
 
 
 def fingerprint(path: str) -> tuple[int, int] | None:
-    """Return what distinguishes a directory from one at the same path on another host; None if there is none.
+    """Return what distinguishes a directory from one at the same path on another host; None if it is missing.
 
     On a shared file system every host sees the same inode number and modification time.
     """

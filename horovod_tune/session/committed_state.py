@@ -27,7 +27,7 @@ class Collectives(Protocol):
     init_call: str
 
     def are_ready(self) -> bool:
-        """Return True if the training function has made its world. A broken one may raise instead."""
+        """Return True if the training function has made its world; may raise if that world is broken."""
 
     def any(self, flag: bool) -> bool:
         """Return True if ``flag`` is true on any rank."""
@@ -76,7 +76,7 @@ class CommittedState:
         self._collectives = collectives
         self._states = states
         self._stored: Callable[[], bytes | None] | None = stored
-        states.load_later(None)  # the previous trial's is obsolete
+        states.load_later(None)  # what the previous trial committed is obsolete
         self._state: Any = None
         self._number, self._get_was_called = 0, False
         # True if the world must change at the next commit; set by the actor's thread.
@@ -89,9 +89,9 @@ class CommittedState:
 
     @property
     def can_restore(self) -> bool:
-        """True if the function can continue in another world, since it commits or will.
+        """True if the function can continue in another world: it has committed, or is expected to.
 
-        A function that called `get_state` or made a state of `hvd.elastic.run` is expected to commit.
+        It is expected to if it has called `get_state` or made a state of `hvd.elastic.run`.
         """
         return self.has_committed or self._get_was_called or self._states.exist
 

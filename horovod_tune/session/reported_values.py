@@ -37,10 +37,10 @@ def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics with NumPy scalars and one-element tensors as Python numbers, in keys of dicts too.
+    """Return metrics with NumPy scalars (also as keys) and one-element tensors as plain Python values.
 
     Raises:
-        MetricsError: a name is not a string, a value or a dict's key cannot be sent, or they are too large.
+        MetricsError: a name is not a string, a value or key cannot be sent, or the metrics are too large.
 
     >>> import numpy
     >>> plain_metrics({"loss": numpy.float32(0.5), "epoch": 1, "name": "a"})
@@ -118,7 +118,7 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def _plain_key(key: Any) -> Any:
-    """Return a dict's key as a plain Python value if it is a NumPy scalar or of a subclass of such a type.
+    """Return a dict's key, as a plain value if it is a NumPy scalar or of a subclass of str, int or float.
 
     >>> import numpy
     >>> _plain_key(numpy.str_("cat")), _plain_key(numpy.int64(3)), _plain_key((1, 2))

@@ -66,7 +66,7 @@ class Session:
         self._pid = os.getpid()
         self._send = send
         self._fetch = fetch
-        # Where the newest checkpoint is stored, and the checkpoint once it was fetched.
+        # Where the newest checkpoint is stored, and the checkpoint once it has been fetched.
         self._place = request.checkpoint
         self._checkpoint: Checkpoint | None = None
         # The checkpoints of rank 0's reports that this rank, which may lag behind, has not reached yet.
@@ -263,11 +263,10 @@ def report(
             to the trial's storage with these metrics; the directory may be deleted once this returns.
 
     Raises:
-        NotInTraining: called outside a training function that a trial runs, or in a process that such a
-            function has started.
+        NotInTraining: called outside a trial's training function, or in a process that the function started.
         MetricsError: a value cannot be sent, or the checkpoint is not a directory.
-        HorovodInternalError: the world of ranks is broken; do not catch it. `WorldBroken` with
-            ``backend="torch"``.
+        HorovodInternalError: a rank was lost, or the trial's ranks change. Do not catch it: the trial
+            handles it. With ``backend="torch"``, the error is a `WorldBroken`.
 
     Example:
         >>> report({"loss": 0.25})
@@ -282,11 +281,10 @@ def get_checkpoint() -> Checkpoint | None:
     """Return the trial's newest checkpoint, or else the one that it was restored from.
 
     None if there is none, or if it holds what an elastic trial has committed, which `get_state` returns.
-    Ranks that have reported equally often get the same one, on any host.
+    Ranks that have made the same number of reports get the same checkpoint, on any host.
 
     Raises:
-        NotInTraining: called outside a training function that a trial runs, or in a process that such a
-            function has started.
+        NotInTraining: called outside a trial's training function, or in a process that the function started.
     """
     return require_session("get_checkpoint()").get_checkpoint()
 
@@ -355,9 +353,10 @@ def _child_process_error(caller: str, rank: int, pid: int) -> str:
     return (
         f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
         f"{pid}) started. Only the function itself can report. It runs in every rank already: one "
-        "process per slot, or per TPU chip. Pass to DistributedTrainableCreator the function that you pass "
-        "to a launcher (torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn), without the launcher; or "
-        "return the results of such a process to the function, and report them there."
+        "process per slot, or per TPU chip. If a launcher (torch_xla.launch, xmp.spawn, notebook_launcher, "
+        "mp.spawn) started this process, pass the function that it launches to DistributedTrainableCreator, "
+        "without the launcher. Otherwise, return the process's results to the training function, and report "
+        "them there."
     )
 
 

@@ -1,6 +1,6 @@
 """Copies of checkpoints on a host that cannot read the originals; its processes share each copy.
 
-A process holds a copy by a shared lock on a file next to it, so that the kernel releases it however the
+A process holds a copy through a shared lock on a file next to it. The kernel releases the lock however the
 process ends. The last holder deletes the copy; orphans are deleted by the next `hold()`.
 """
 
@@ -73,7 +73,7 @@ class HostCopies:
     def hold(self, name: str, bring: Callable[[str], object]) -> Copy:
         """Hold and return the copy ``name``; ``bring(path)`` makes it if this host has none.
 
-        A call waits while another process fetches it.
+        A call waits while another process fetches the copy.
         """
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class HostCopies:
             copy.release()
 
     def remove_orphans(self) -> None:
-        """Remove copies whose last holder was killed, and partial ones."""
+        """Remove copies whose last holder was killed, and partial copies."""
         if not self.folder.is_dir():
             return
         with _one_at_a_time(self.folder):
@@ -122,7 +122,7 @@ def _is_current(path: Path, lock: int) -> bool:
 
 
 def _is_free(lock: int) -> bool:
-    """Lock it exclusively and return True, unless another process holds or fetches the copy."""
+    """Take the exclusive lock and return True, unless another process holds or fetches the copy."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -150,10 +150,10 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def ask_node(place: CheckpointPlace, target: str | None = None) -> tuple[int, int] | None:
-    """Copy a checkpoint from its node to ``target``; without a target, return its `fingerprint` there.
+    """Copy a checkpoint from its node to ``target``; without a target, return its `fingerprint` on that node.
 
     Raises:
-        FileNotFoundError: there is no such directory on its node.
+        FileNotFoundError: the checkpoint to copy is not a directory on its node.
     """
     node = str(place.node_id)
     if target is None:
@@ -171,8 +171,8 @@ def open_checkpoint(
 ) -> Any:
     """Return ``place`` as a ``ray.tune.Checkpoint`` that a process on ``node_id`` can read.
 
-    A checkpoint on another node's own disk is copied to this host, unless a process has done so. The copy is
-    held until the returned object is deleted, or until ``copies.release_all()``.
+    A checkpoint on another node's own disk is copied to this host, unless this host already has a copy. The
+    copy is held until the returned object is deleted, or until ``copies.release_all()``.
     """
     from ray.tune import Checkpoint
 

@@ -1,9 +1,9 @@
 """Copies directories between two Ray nodes that share no file system, through Ray itself.
 
 The calling process reads or writes on its own node; on the other node, an actor does. All processes of a job
-share one actor per node: on a node without CPUs, each task would have to wait for a new Python process, since
-Ray keeps none ready there. The actor takes no CPU and ends with the process that created it, or with the job;
-a process that finds it gone creates another.
+share one actor per node. Tasks would be slower: on a node without CPUs, Ray keeps no Python process ready, so
+each task would have to wait for a new one. The actor takes no CPU and ends with the process that created it,
+or with the job; a process that finds it gone creates another.
 
 Files are sent in chunks, a few at a time. No port is opened, and Ray's authentication applies.
 """
@@ -30,7 +30,7 @@ IN_FLIGHT = 4
 CALLS_AT_ONCE = 8
 # How long an abandoned copy waits for chunks that are in transit.
 DISCARD_TIMEOUT_S = 600.0
-# How many actors a copy may use in turn: one may end with the process that created it.
+# How many actors a copy may use in turn, since an actor may end with the process that created it.
 NEW_ACTORS = 4
 
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ class NodeFiles:
         return function(*arguments)
 
     def discard(self, part: str, begun: list[Any]) -> None:
-        """Remove a partial copy once the calls that write to it have ended, as they run in parallel."""
+        """Wait for the calls that write to a partial copy, since they run in parallel, and then remove it."""
         if begun:
             ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
         shutil.rmtree(part, ignore_errors=True)
@@ -64,7 +64,7 @@ def begin(node: str) -> Any:
     return _actors[key]
 
 
-# By job and node. Ray ends an actor when the process that created it holds no handle any more.
+# By job and node. Ray ends an actor when the process that created it no longer holds a handle.
 _actors: dict[tuple[str, str], Any] = {}
 
 

@@ -87,7 +87,7 @@ def test_report_in_a_child_process_of_a_rank_is_an_error(workers: Workers, tmp_p
         caller = "get_checkpoint()" if how == "get_checkpoint" else "report()"
         assert said.startswith(f"NotInTraining: {caller} was called in process "), (how, said)
         assert "which the training function of rank 0 (process " in said
-        assert "Pass to DistributedTrainableCreator the function that you pass to a launcher" in said
+        assert "pass the function that it launches to DistributedTrainableCreator" in said
     assert workers.group.end_trial() == []
 
 

@@ -35,7 +35,7 @@ def make_launcher(spec: TrialSpec, placement_group: Any, node_id: str) -> Any:
 
 
 def make_group(spec: TrialSpec, node_id: str) -> WorkerGroup:
-    """Return the workers, not started yet, of the trial whose placement group this process is in."""
+    """Return the workers, not started yet, of the trial in whose placement group this process runs."""
     limits = Limits(spec.timeout_s)
     if spec.min_workers is not None:
         limits = Limits(spec.timeout_s, spec.min_workers, spec.most_workers, spec.min_workers_timeout_s)

@@ -33,8 +33,8 @@ def best_effort(what: str, *, deliberate: tuple[type[Exception], ...] = ()) -> I
 def best_effort_callback(what: str, *deliberate: type[Exception]) -> Callable[[_Class], _Class]:
     """Return a decorator for classes of Tune callbacks: a hook that raises does not end the search.
 
-    One warning per callback object names `what`; its later hooks are still called, so that a screen is closed
-    and a summary printed. `deliberate` exceptions, which mean that the search cannot run, are re-raised.
+    One warning per callback object names `what`. The object's later hooks are still called, to close a screen
+    or print a summary. `deliberate` exceptions, which mean that the search cannot run, are re-raised.
     """
 
     def decorate(cls: _Class) -> _Class:

@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Each has `add_parsers(subparsers)`, whose parsers set `run`, a function from the parsed arguments to an exit
-# status. Slow or optional imports happen in `run`, so that `horovod-tune --help` is quick and one command's
-# missing dependency does not affect the others.
+# Each has `add_parsers(subparsers)`. The parsers that it adds set `run`, a function that takes the parsed
+# arguments and returns an exit status. Slow or optional imports happen in `run`: `horovod-tune --help` is
+# quick, and one command's missing dependency does not affect the others.
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.command",

@@ -61,8 +61,8 @@ def DistributedTrainableCreator(
             per training actor; the first phase, in which processes start and import modules, three times as
             long. The time between two reports is not limited: an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
-        num_workers: instead of ``num_slots``: the total number of ranks, placed as tightly as they fit if
-            ``num_hosts`` is not given.
+        num_workers: instead of ``num_slots``: the total number of ranks, placed on as few hosts as possible
+            if ``num_hosts`` is not given.
         num_cpus_per_worker: an alias of ``num_cpus_per_slot``.
         backend: ``"horovod"``, or ``"torch"`` for ranks of `torch.distributed` (Gloo, and NCCL with
             ``use_gpu``), which need no Horovod. `torch.distributed` is then initialised before ``func`` is
@@ -90,7 +90,7 @@ def DistributedTrainableCreator(
         SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
         TrainingFunctionError: ``func`` cannot be called as ``func(config)``.
         OutsideTune: horovodrun, mpirun or torchrun started this program, once per rank.
-        BackendMissing: the backend's package is not installed, or Horovod is built without Gloo.
+        BackendMissing: the backend's package is not installed, or Horovod is not 0.28.x or lacks Gloo.
     """
     arguments = {name: given for name, given in locals().items() if name not in ("func", "replicate_pem")}
     check_training_function(func)
@@ -108,7 +108,7 @@ def DistributedTrainableCreator(
         "_parameters": parameters_of(func),
         "_name": name,
         # Pickled by reference: a process that unpickles this class imports this module, which prepares Tune's
-        # searches. Under Ray Client, the search runs in such a process.
+        # searches. Under Ray Client, the server's process does so and runs the search.
         "_callbacks": staticmethod(_callbacks_of),
         "__doc__": func.__doc__,
         "__module__": DistributedTrainable.__module__,

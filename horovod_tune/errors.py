@@ -34,7 +34,7 @@ class NotSynchronised(HorovodTuneError, RuntimeError):
 
 
 class NotInitialized(HorovodTuneError, RuntimeError):
-    """A training function called ``commit()`` or ``get_state()`` before ``hvd.init()``."""
+    """``commit()`` or ``get_state()`` was called before ``hvd.init()`` or ``dist.init_process_group()``."""
 
 
 class MetricsError(HorovodTuneError, TypeError):

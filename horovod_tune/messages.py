@@ -1,4 +1,4 @@
-"""The messages between the coordinator and the ranks. Data only: messages do not act."""
+"""The messages between the coordinator and the ranks. They hold data and have no methods."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class TrialRequest:
         storage: Tune's StorageContext, pickled.
         parameters: where the rank finds the objects of `with_parameters`: a Ray ObjectRef, or a path on its
             host.
-        run: counts the trials of one worker group, so that a late message is not taken for one of the next
-            trial.
+        run: counts the trials of one worker group, so that a late message is not mistaken for one from the
+            next trial.
         reports: the number of reports before this rank joined the trial.
         world_number: counts the worlds that an elastic trial has formed.
     """
@@ -76,7 +76,7 @@ class Finished:
 
 
 class FailureKind(Enum):
-    """How a rank was lost. Of several lost ranks, the one with the smallest value is the cause."""
+    """How a rank was lost. If several ranks were lost, the one with the smallest value is the cause."""
 
     RAISED = 1
     DIED = 2
@@ -101,7 +101,7 @@ class Failed:
 class LogChunk:
     """What a rank printed since its last chunk.
 
-    ``stack`` is where its training function was; empty unless an immediate reply was requested.
+    ``stack`` is the stack of its training function; empty unless an immediate reply was requested.
     """
 
     rank: int
@@ -111,7 +111,7 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class NeedsWorld:
-    """The rank has left its world, which changes or is broken, and waits for the next one.
+    """The rank has left its world, which is changing or broken, and waits for the next one.
 
     ``error`` is why it left; empty if the world changes at a commit. ``stalled`` is the traceback if it
     waited in a collective that not all ranks entered.
@@ -124,7 +124,7 @@ class NeedsWorld:
 
 @dataclass(frozen=True)
 class AwaitedRanks:
-    """Ranks found since the last poll for which collectives have long waited: the collectives by rank."""
+    """Ranks that collectives have long waited for, found since the last poll: the collectives by rank."""
 
     names: dict[int, str]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_arguments: Any) -> tune.Tuner:
     """Return a `Tuner` that continues the experiment `run_config.name`, or starts it if it does not exist.
 
-    For jobs that are requeued, preempted or simply submitted again: trials that have completed are not run
+    Use this in jobs that are requeued, preempted or simply submitted again. Completed trials are not run
     again; all others, failed ones too, continue from their last checkpoint. The search algorithm, the
     scheduler and the rest of `tune_config` (such as `num_samples`) are those of the first start. The search
     algorithm keeps what it has learnt; Tune's own schedulers do not.
@@ -26,7 +26,7 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 
     Raises:
         ValueError: `run_config` has no name, or the experiment's folder holds results but lacks the
-            file with which Ray continues them.
+            file that Ray needs to continue the search.
     """
     from ray import tune
 
@@ -49,7 +49,7 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 
 
 def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
-    """Return the filesystem and the path of the experiment's folder, resolved as by Ray.
+    """Return the filesystem and the path of the experiment's folder, resolved as Ray resolves them.
 
     A URI is split before the name is appended: its query is not part of the path, and a name may have
     characters that a URI may not. The path of a local folder needs no filesystem.

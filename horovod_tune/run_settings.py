@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 # With `num_to_keep` and short epochs Tune logs this every second, in three lines; once per search is enough.
 _SNAPSHOTS = "Experiment state snapshotting has been triggered"
-# Log lines that we leave out: the results' path and the failed trials, which the last screen shows too, and,
-# for each infinite metric of each report, a line that names neither metric nor trial.
+# Log lines that are left out. The first two give the results' path and the failed trials, which our summary
+# shows too. The last comes with each NaN or infinite metric, but names neither the metric nor the trial.
 _REDUNDANT = {
     "ray.tune.tune": ("Wrote the latest version of all result", "Trials did not complete"),
     "tensorboardX.x2num": ("NaN or Inf found in input tensor",),
@@ -35,7 +35,7 @@ _REDUNDANT = {
 
 @best_effort_callback("the warning about trials without reports")
 class SilentTrials(Callback):
-    """Warns once per search that trials end without a report, which Tune counts as a success."""
+    """Warns, once per search, of a trial that ends without a report: Tune counts that as a success."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -88,7 +88,7 @@ def settings_for(
     callbacks_of: Callable[[Any], list[Callback]] = lambda trainable: [],
     describe: Callable[[Any], str] = str,
 ) -> ray_compat.Prepare:
-    """Return the argument of `ray_compat.prepare_runs`; other searches keep their arguments.
+    """Return the context for `ray_compat.prepare_runs`; it changes only searches of distributed trials.
 
     `describe` returns a trainable's name and size for the first line on the terminal.
     """
@@ -122,7 +122,7 @@ def settings_for(
             ):
                 yield changed
         except Exception as error:
-            if isinstance(error.__context__, MetricNotReported):  # within a TuneError with its traceback
+            if isinstance(error.__context__, MetricNotReported):  # Tune puts its traceback in a TuneError
                 raise error.__context__.with_traceback(None) from None
             cure = "Make it inside the training function, from plain values in config."
             unfit = isinstance(config, dict) and unpicklable(
@@ -174,7 +174,7 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: boo
     with best_effort("writing the metadata of the experiment"):
         callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
-        changed["reuse_actors"] = True  # our trials reuse them anyway; otherwise Tune advises it
+        changed["reuse_actors"] = True  # our trials do so anyway; otherwise Tune advises users to set it
     if quiet:
         changed["verbose"] = 0
         with best_effort("showing the progress"):

@@ -78,7 +78,7 @@ class DistributedTrainable(FunctionTrainable):
         if self._storage is None or ray.util.get_current_placement_group() is None:
             raise OutsideTune(
                 f"{name} is a Tune trainable, which only Tune can start: tune.run({name}, config=...) or "
-                f"tune.Tuner({name}, param_space=...).fit(). For one configuration, search with one trial."
+                f"tune.Tuner({name}, param_space=...).fit(). For one configuration, run a one-trial search."
             )
         group = ray.util.get_current_placement_group()
         assert group is not None
@@ -149,7 +149,7 @@ class DistributedTrainable(FunctionTrainable):
         return metrics
 
     def resize(self, resources: PlacementGroupFactory) -> bool:
-        """Change the number of ranks to what ``resources`` hold, without a restart; False if impossible.
+        """Change the number of ranks to fit ``resources``, without a restart; return False if impossible.
 
         Remaining ranks keep their processes. Possible only in elastic trials whose function calls `commit` or
         `get_state` or uses `hvd.elastic`, and not below the number of ranks that the trial started with.
@@ -237,7 +237,7 @@ class DistributedTrainable(FunctionTrainable):
     def _store_artifacts(self) -> None:
         """Store the files of the trial's working directory if SyncConfig(sync_artifacts=True).
 
-        Tune does this for its own functions. A failure to store them is logged and does not fail the trial.
+        Tune itself does this for ordinary functions. A failure is logged and does not fail the trial.
         """
         if self._storage is None or self._artifacts_are_stored:
             return

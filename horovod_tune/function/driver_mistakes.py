@@ -1,4 +1,4 @@
-"""Runs in the driver: finds mistakes with Horovod that would make ranks compute wrong results, or fail."""
+"""Runs in the driver: finds launchers, and uses of Horovod that make ranks fail or compute wrong results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
 from horovod_tune.session.session import RANK_VARIABLE
 
-# What each launcher sets. Open MPI's mpirun may have been started by horovodrun --mpi.
+# The variable that each launcher sets. `horovodrun --mpi` starts Open MPI's mpirun.
 _LAUNCHERS = {
     "HOROVOD_SIZE": "horovodrun",
     "OMPI_COMM_WORLD_SIZE": "mpirun",
@@ -39,7 +39,7 @@ def refuse_launcher() -> None:
 
 
 def warn_of_horovod_in_driver() -> None:
-    """Warn if `hvd.init()` was called in the driver, whose rank is 0 and size 1."""
+    """Warn if `hvd.init()` was called in the driver, where `hvd.rank()` is 0 and `hvd.size()` is 1."""
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized():
         warnings.warn(
@@ -62,7 +62,7 @@ def refuse_horovod_of_driver(function: Any) -> None:
 
 
 def _parts(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield the location and object of all that a function, and those of its script below it, refer to."""
+    """Yield where and to what a function refers, itself or through other functions of its module."""
     for where, value in parts_of(function):
         yield where, value
         is_ours = getattr(value, "__module__", None) == getattr(function, "__module__", None)

@@ -23,10 +23,10 @@ MB = 1_000_000
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, extended to objects that it cannot pickle, or whose script the ranks cannot import.
+    """cloudpickle, extended to objects that it cannot pickle, or pickles by a name that ranks cannot import.
 
-    These are modules with their own class (``torch.backends.cudnn``), Horovod's functions, sent by name
-    (``from horovod.torch import rank``), and the script's functions below `functools.lru_cache`.
+    These are modules with their own class (``torch.backends.cudnn``), Horovod's functions, now sent by name
+    (``from horovod.torch import rank``), and the script's functions that `functools.lru_cache` wraps.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -61,7 +61,7 @@ def dumps(function: Any) -> bytes:
     """
     try:
         return _dumps(function)
-    except Exception as error:  # whatever a __reduce__ of the user's raises
+    except Exception as error:  # whatever a user's __reduce__ raises
         explained = unpicklable(function_name(function), function, _dumps)
         raise explained or SerializationError(f"{function_name(function)} cannot be sent: {error}") from error
 
@@ -76,9 +76,9 @@ def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError
     cause = ""
     if found := find_largest(function, size, dumps):
         where, what, part_size = found
-        cause = f", of which {part_size / MB:.0f} MB are its {where} of type {type_name(what)}"
+        cause = f" ({part_size / MB:.0f} MB in its {where} of type {type_name(what)})"
     return SerializationError(
-        f"{function_name(function)} cannot be sent to its ranks: with all that it refers to it must be at "
+        f"{function_name(function)} cannot be sent to its ranks: it and all that it refers to must be at "
         f"most {max_bytes / MB:.1f} MB, Ray's limit (FUNCTION_SIZE_ERROR_THRESHOLD), got "
         f"{size / MB:.1f} MB{cause}. Pass large objects with horovod_tune.with_parameters, or load them "
         "inside the function."
@@ -99,9 +99,9 @@ def travels_by_name(module: str) -> bool:
 class ShippedFunction:
     """The training function, serialised for the ranks.
 
-    Pickled when Tune ships the class, not when it is made, so that what the function refers to may be
+    It is pickled when Tune ships the class, not when the class is made, so that what it refers to may be
     defined after `DistributedTrainableCreator` is called. It arrives as bytes: the coordinator never imports
-    what the function needs. Pickling it to more than ``max_bytes`` raises SerializationError.
+    what it needs. SerializationError is raised if it takes more than ``max_bytes`` bytes.
     """
 
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
@@ -140,5 +140,5 @@ class ShippedFunction:
 
     @classmethod
     def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
-        # In the driver, this is the original, so that a later run ships its globals as they are then.
+        # In the driver, return the original, so that a later run ships the new values of its globals.
         return cls._live.get(token) or cls(None, token, pickled)

@@ -13,7 +13,7 @@ from horovod_tune.function.variables import parts_of
 
 
 def unwrapped(func: Any) -> Any:
-    """Return the function below any number of ``functools.partial``.
+    """Return the function that ``func`` wraps in any number of ``functools.partial`` objects.
 
     >>> unwrapped(partial(partial(max, 1), 2)) is max
     True
@@ -24,7 +24,7 @@ def unwrapped(func: Any) -> Any:
 
 
 def function_name(func: Any) -> str:
-    """Return ``func``'s name in messages: that of the function below partial, or of an object's class.
+    """Return ``func``'s name for messages: that of the function that partial wraps, or of an object's class.
 
     >>> function_name(partial(max, 1)), function_name(lambda config: None), function_name(Exception())
     ('max', 'lambda', 'Exception')
@@ -62,9 +62,9 @@ def check_training_function(func: Any) -> None:
 
 
 def check_config(config: Any, where: str = "") -> None:
-    """Raise SpecError for a dict that Tune cannot write: its JSON sorts the keys, which must be of one kind.
+    """Raise SpecError for a dict that Tune cannot write as JSON with sorted keys (they must be of one kind).
 
-    Runs in the driver, for each trial: Tune's own error would end the search without the parameter's name.
+    Runs in the driver, for each trial: Tune's own error would end the search without naming the parameter.
     """
     if isinstance(config, list | tuple):
         for index, value in enumerate(config):
@@ -102,8 +102,8 @@ def _refuse_class(given: type, name: str) -> None:
 
 
 def _refuse_tunes_parameters(func: Any, name: str) -> None:
-    # Tune's references to the object store work only with its own pickling: a rank that fetches them waits
-    # forever, or is not a Ray worker.
+    # Tune's references to the object store work only with its own pickling: a training actor would wait for
+    # them forever, and a TPU rank, which is not a Ray worker, cannot fetch them.
     if any(type(part).__name__ == "_ParameterRegistry" for _, part in parts_of(func)):
         raise TrainingFunctionError(
             f"{name} was made by ray.tune.with_parameters, whose objects ranks cannot fetch; use "
@@ -112,7 +112,7 @@ def _refuse_tunes_parameters(func: Any, name: str) -> None:
 
 
 def _refuse_tunes_resources(func: Any, name: str) -> None:
-    """Refuse a function of ``tune.with_resources``, which would not set what the ranks hold."""
+    """Refuse a function given to ``tune.with_resources``, which would not set the ranks' resources."""
     for each in (func, unwrapped(func)):
         resources = getattr(each, "_resources", None)  # set by tune.with_resources
         bundles = getattr(resources, "bundles", None)
@@ -126,8 +126,8 @@ def _refuse_tunes_resources(func: Any, name: str) -> None:
 
 
 RESOURCE_ARGUMENTS = (
-    "Set what a trial takes with the arguments of DistributedTrainableCreator: num_hosts and num_slots (or "
-    "num_workers) for its ranks, num_cpus_per_slot for the CPUs of each, use_gpu=True for a GPU each."
+    "Set a trial's resources with the arguments of DistributedTrainableCreator: num_hosts and num_slots (or "
+    "num_workers) for its ranks, num_cpus_per_slot for each rank's CPUs, use_gpu=True for a GPU per rank."
 )
 
 

@@ -1,7 +1,7 @@
 """Runs in the driver: finds the variable of a training function that cannot be pickled, or is too large.
 
-Only after pickling has failed, since each part is pickled again. cloudpickle's own error names a type but no
-variable.
+This is done only after pickling has failed, or has given too many bytes, since it pickles each part again.
+cloudpickle's own error names a type but no variable.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from horovod_tune.errors import SerializationError
 
 Dumps = Callable[[Any], bytes]
 Finding = TypeVar("Finding")
-# A deeper path would not be readable; data that contains itself ends here too.
+# A deeper path would not be readable. The limit also ends the descent into data that contains itself.
 _MAX_DEPTH = 8
 
 
 def unpicklable(
     what: str, value: Any, dumps: Dumps, cure: str = "Make it inside the function.", of: str = "its "
 ) -> SerializationError | None:
-    """Return an error that names the part of ``value`` that cannot be pickled; None if there is none.
+    """Return an error that names the part of ``value`` that cannot be pickled; None if all of it can be.
 
     ``what`` is the error's name for ``value``; ``of`` precedes the part's location; ``dumps`` pickles.
 
@@ -37,7 +37,7 @@ pickle '_thread.lock' object. Make it inside the function.
     def failure(part: Any) -> Exception | None:
         try:
             dumps(part)
-        except Exception as error:  # whatever a __reduce__ or __getstate__ of the user's raises
+        except Exception as error:  # whatever a user's __reduce__ or __getstate__ raises
             return error
         return None
 
@@ -54,7 +54,7 @@ pickle '_thread.lock' object. Make it inside the function.
 def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int] | None:
     """Return the location, value and size in bytes of a variable that is at least half of ``function``.
 
-    None if no single variable is that large. A list or a model is named by the variable that holds it.
+    None if no single variable is that large. It does not search inside a list or a model.
 
     >>> import cloudpickle
     >>> data = b"0" * 1000
@@ -79,10 +79,10 @@ def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int]
 def _descend(
     value: Any, found: Finding, find: Callable[[Any], Finding | None], into: Any = object
 ) -> tuple[str, Any, Finding]:
-    """Descend into the first part of ``value`` for which ``find`` returns something, and so on.
+    """Descend, level by level, into the first part of ``value`` for which ``find`` returns something.
 
     Returns:
-        the location of the innermost such part, the part, and what was found.
+        the location of the innermost part reached, the part, and what was found.
     """
     path = ""
     for _ in range(_MAX_DEPTH):

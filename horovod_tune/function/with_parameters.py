@@ -23,7 +23,7 @@ from horovod_tune.session.session import current
 
 
 class ShippedParameters:
-    """Objects in the driver, put into Ray's object store once; in the coordinator only their reference."""
+    """The objects in the driver, put into Ray's object store once; elsewhere, only a reference to them."""
 
     def __init__(self, values: dict[str, Any] | None, reference: Any = None) -> None:
         self.values = values
@@ -58,7 +58,7 @@ class ShippedParameters:
 
 
 def _session() -> tuple[str, str] | None:
-    """Return ids of the connected Ray cluster (each counts its jobs from 1); None if there is none."""
+    """Return ids that identify the connected Ray cluster, or None: job ids start from 1 in every cluster."""
     import ray
 
     if not ray.is_initialized():
@@ -83,17 +83,16 @@ class _Placeholder:
 def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[[dict[str, Any]], Any]:
     """Bind large objects (a model, a data set) to ``func(config, **parameters)``; returns ``bound(config)``.
 
-    Replaces ``ray.tune.with_parameters``, whose objects only a Ray worker can fetch, which a rank of a TPU
-    trial is not. There, all ranks of a host share the memory of the tensors: a model made in the notebook is
-    not copied per rank. A rank that changes a tensor copies the pages that it changes, and the next trial
-    finds the original values.
+    Replaces ``ray.tune.with_parameters``, whose objects ranks cannot fetch. In a TPU trial, all ranks of a
+    host share the memory of the tensors: a model made in the driver is not copied for each rank. A rank that
+    changes a tensor copies only the pages that it changes, and the next trial finds the original values.
 
     Args:
         func: the training function; a generator function works too.
-        parameters: anything that pickles. Tensors must be on the CPU.
+        parameters: anything that can be pickled. Tensors must be on the CPU.
 
     Raises:
-        TrainingFunctionError: ``func`` is not a function that takes ``config`` and these names.
+        TrainingFunctionError: ``func`` is not a function that takes ``config`` and ``parameters``.
 
     Example:
         >>> def train(config, model):
@@ -125,13 +124,13 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
 
 
 def parameters_of(func: Any) -> ShippedParameters | None:
-    """Return what `with_parameters` bound to ``func``, also below ``functools.partial``; None if nothing."""
+    """Return what `with_parameters` bound to ``func``, or to what a partial wraps; None if nothing."""
     placeholder = getattr(unwrapped(func), "_placeholder", None)
     return placeholder.shipped if isinstance(placeholder, _Placeholder) else None
 
 
 def pack_values(values: dict[str, Any]) -> bytes:
-    """Return the objects as torch saves them: a rank can map the tensors into its memory.
+    """Return the objects as `torch.save` writes them, so that a rank can map the tensors into its memory.
 
     Raises:
         TrainingFunctionError: a tensor is not on the CPU.
@@ -143,7 +142,7 @@ def pack_values(values: dict[str, Any]) -> bytes:
         _check_on_cpu(torch, name, value)
     try:
         return _saved(torch, values)
-    except Exception as error:  # whatever a __reduce__ of the user's raises
+    except Exception as error:  # whatever a user's __reduce__ raises
         for name, value in values.items():
             what = f"parameter {name!r} of with_parameters"
             if explained := unpicklable(what, value, lambda each: _saved(torch, each)):
@@ -177,8 +176,8 @@ def provided() -> dict[str, Any]:
     live = current()
     if live is None or live.request.parameters is None:
         raise NotInTraining(
-            "the parameters of with_parameters were not sent with the function: pass the function that "
-            "with_parameters returns to DistributedTrainableCreator"
+            "the parameters of with_parameters were not sent with the function: pass "
+            "DistributedTrainableCreator the function that with_parameters returns"
         )
     # Per session, not per process: a rank that changes an object must not change another rank's.
     if live.parameters is None:
@@ -187,7 +186,7 @@ def provided() -> dict[str, Any]:
 
 
 def load_values(source: Any) -> dict[str, Any]:
-    """Return what `pack_values` packed. Tensors from a path are mapped, and shared until written."""
+    """Return what `pack_values` packed. Tensors in a file are mapped, and shared until a rank writes."""
     import torch
 
     if isinstance(source, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""The backend for Horovod: its check in the driver; in the coordinator its launcher and rendezvous."""
+"""The backend for Horovod: its check in the driver, its launcher and rendezvous in the coordinator."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class HorovodRendezvous(WorldRendezvous):
         ]
 
     def close(self) -> None:
-        # A rank that waits there for a peer otherwise retries until Gloo's own timeout.
+        # Otherwise, a rank that waits for a peer at the rendezvous retries until Gloo's own timeout.
         if self._rendezvous is not None:
             self._rendezvous.close()
             self._rendezvous = None
@@ -115,7 +115,7 @@ def horovod_environment(
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
         "HOROVOD_GLOO_IFACE": interface,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(gloo_timeout_s))),
-        # The stall inspector shuts down no earlier than it warns, so the warning has to come first.
+        # The stall inspector shuts a world down only after it has warned, so the warning must come earlier.
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, min(60, round(stall_timeout_s / 2)))),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, round(stall_timeout_s))),
     }

@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 # Maximum bytes of one broadcast: some of Horovod's sizes have 32 bits.
 PIECE_BYTES = 1 << 28
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
-# Where each of them keeps what was committed.
+# The attributes in which these handlers keep the last commit.
 _SAVED = ("_saved_model_state", "_saved_optimizer_state", "_saved_sampler_state")
 
 
 class Notifications(States):
-    """Makes the states of `hvd.elastic.run` leave their world; replaces Horovod's own manager."""
+    """Makes the states of `hvd.elastic.run` leave their world; replaces Horovod's notification manager."""
 
     def __init__(self) -> None:
         self._listeners: list[Any] = []
         self._dumped: Any = None
 
     def init(self, *_: Any, **__: Any) -> None:
-        """Do nothing: Horovod's would open a service here."""
+        """Do nothing: Horovod's manager would open a network service here."""
 
     def register_listener(self, listener: Any) -> None:
         """Register a state of `hvd.elastic.run`, which calls this before it first synchronises the state."""
@@ -65,7 +65,7 @@ class Notifications(States):
         return _dump(self._listeners[-1]) if self._listeners else None
 
     def load_later(self, dumped: Any) -> None:
-        """Make the next state begin with what `dump` returned in an earlier start of the trial."""
+        """Make the next state begin with what `dump` returned before the trial was restarted."""
         self._dumped = dumped
 
     def offer_change(self) -> None:
@@ -112,8 +112,8 @@ def install() -> None:
 def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap a handler's ``sync``, so that its `restore` returns to what was synchronised.
 
-    Horovod's handlers broadcast rank 0's state and keep their own as the last commit: a rank that joined, and
-    is rank 0 after the next loss, would continue with its initial weights.
+    Horovod's handlers broadcast rank 0's state, but keep each rank's own as its last commit: a rank that
+    joined, and becomes rank 0 after the next loss, would continue with its initial weights.
     """
 
     @functools.wraps(sync)
@@ -128,7 +128,7 @@ def reset() -> None:
     """Leave this rank's world and enter the next one.
 
     Raises:
-        HorovodInternalError: the trial is not elastic, or none is running.
+        HorovodInternalError: the trial is not elastic, or no trial is running.
     """
     import horovod.torch as hvd
     from horovod.common.exceptions import HorovodInternalError
@@ -147,7 +147,7 @@ def reset() -> None:
             hvd.init()
             return
         except (ValueError, HorovodInternalError) as error:
-            # A rank was lost while the world was formed. The coordinator forms another, or ends us.
+            # A rank was lost while the world was formed. The coordinator forms another, or ends this process.
             text = f"the next world could not be formed: {error}"
             logger.warning(text)
 
@@ -177,7 +177,7 @@ class Collectives:
     def broadcast(self, state: Any, root: int) -> Any:
         """Return rank ``root``'s ``state``, as `hvd.broadcast_object` does.
 
-        Horovod's own copies the bytes one by one, 0.2 s per megabyte, and its size overflows at 2 GiB.
+        Horovod's function copies the bytes one by one (0.2 s per megabyte), and its size overflows at 2 GiB.
         """
         import horovod.torch as hvd
         import torch

@@ -4,9 +4,9 @@
 Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `_handle_map` and `mpi_lib` of
 `horovod.torch.mpi_ops`, and what the library writes to stderr.
 
-A world that a trial leaves intact is kept for the next one, so that its ``hvd.init()`` costs two collectives
-of a few bytes. A trial cannot detect this: until it calls ``hvd.init()`` a kept world behaves as if it were
-not initialised, and afterwards as a world that was made with the environment of that moment.
+A world that a trial leaves intact is kept for the next trial, whose ``hvd.init()`` then costs two collectives
+of a few bytes. The trial cannot detect this: until it calls ``hvd.init()``, Horovod behaves as if it were not
+initialised, and afterwards as if that call had made the world.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class HorovodWorld(RankBackend):
         self._kept = False
         # Ranks and sizes of the world that the training function has initialised, until it shuts it down.
         self._cached: dict[tuple[Any, ...], Any] = {}
-        # True if it has called `hvd.init()`, even if that failed, since it started or last left a world.
+        # True if the function has called `hvd.init()`, even if that failed, since it began or left a world.
         self._init_was_called = False
         self._basics: Any = None
         self._has_process_sets = False
-        # Of this process's first world.
+        # The settings of this process's first world; None before it.
         self._settings: set[tuple[str, str]] | None = None
         self._sockets = SocketRecorder()
         self._lock = threading.Lock()
@@ -117,14 +117,14 @@ class HorovodWorld(RankBackend):
             setattr(basics_class, name, self._guarded_getter(name, getattr(basics_class, name)))
 
     def _check_settings(self) -> None:
-        """Raise ValueError if settings differ from the first world's: Horovod would mix both and crash."""
+        """Raise ValueError if settings differ from the first world's: Horovod would mix the two and crash."""
         settings = horovod_settings()
         if self._settings is None:
             self._settings = settings
         changed = sorted({name for name, _ in self._settings ^ settings})
         if changed:
             raise ValueError(
-                f"{', '.join(changed)} differs from this process's first Horovod world, and Horovod reads "
+                f"{', '.join(changed)} changed after this process's first Horovod world, and Horovod reads "
                 "some of its variables once per process: a world with other values needs new processes"
             )
 
@@ -141,8 +141,8 @@ class HorovodWorld(RankBackend):
     def _guarded_getter(self, name: str, real: Any) -> Any:
         """Return a replacement for the method ``name`` that returns the cached value in an aborted world.
 
-        Horovod's `broadcast_object` and the restore of an `ElasticSampler` read rank and size then; the next
-        collective raises `HorovodInternalError`.
+        There, Horovod's `broadcast_object` and the restore of an `ElasticSampler` still read rank and size;
+        the next collective raises `HorovodInternalError`.
         """
 
         @functools.wraps(real)
@@ -168,16 +168,16 @@ class HorovodWorld(RankBackend):
         return self._basics is not None and bool(self._real_initialized(self._basics))
 
     def awaited_ranks(self, output: OutputReader) -> dict[int, str]:
-        """Return the ranks that the stall inspector has reported missing, with the collectives that wait."""
+        """Return the ranks that the stall inspector found missing, and the collectives that wait for each."""
         awaited = output.awaited_ranks()
         # In a smaller process set, Horovod's message has the ranks' numbers within the set.
         return awaited if awaited and self._has_only_the_global_set else {}
 
     @property
     def _has_only_the_global_set(self) -> bool:
-        """True if every collective of the latest world is one of all its ranks.
+        """True if every collective of the latest world involves all of its ranks.
 
-        Horovod adds sets after `hvd.init()` only if a variable allows it.
+        Horovod adds process sets after `hvd.init()` only if an environment variable allows it.
         """
         allowed = dict(self._settings or ()).get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
         return not self._has_process_sets and allowed == "0"
@@ -206,13 +206,13 @@ class HorovodWorld(RankBackend):
         return FailureKind.DISCONNECTED, advice and f"\n{advice}\n", {}
 
     def world_error(self, text: str) -> BaseException:
-        """Return Horovod's own error for a broken world, which `hvd.elastic.run` and functions expect."""
+        """Return Horovod's own error for a broken world: `hvd.elastic.run` and users' functions expect it."""
         from horovod.common.exceptions import HorovodInternalError
 
         return HorovodInternalError(text)
 
     def leave(self) -> None:
-        """Shut the world down for the training function, which begins again without one."""
+        """Shut the world down before the training function is called again and makes the next one itself."""
         self._forget()
         self.close()
 
@@ -220,12 +220,12 @@ class HorovodWorld(RankBackend):
         self._cached, self._init_was_called = {}, False
 
     def close(self) -> None:
-        """Shut the world down: every collective that any rank waits in fails, and so ends its function."""
+        """Shut the world down. Every waiting collective then fails, on all ranks, and ends the function."""
         self._kept = False
         self._shut_down()
 
     def abort(self) -> None:
-        """Shut down a world that has lost a rank, also while it is formed, without waiting for peers."""
+        """Shut down a world that has lost a rank, even while it is formed, without waiting for peers."""
         self._sockets.shut_down()
         self.close()
 
@@ -238,7 +238,7 @@ class HorovodWorld(RankBackend):
     def _all_agree(self, fits: bool) -> bool:
         """Return True if every rank requests the kept world. Waits for all of them, as hvd.init() does.
 
-        Ranks that count their collectives differently cannot continue either, see `_reset_collective_count`.
+        Returns False too if the ranks' counts of collectives differ, see `_reset_collective_count`.
         """
         import torch
         from horovod.torch import mpi_ops
@@ -251,7 +251,7 @@ class HorovodWorld(RankBackend):
         return not unfit and largest == -smallest
 
     def _reset_collective_count(self) -> None:
-        """Number this rank's collectives from 1: Horovod pairs those that have no name by their number."""
+        """Number this rank's collectives from 1: Horovod matches unnamed ones across ranks by number."""
         if self._basics is not None:
             from horovod.torch import mpi_ops
 
@@ -262,7 +262,7 @@ class HorovodWorld(RankBackend):
         """Keep the world for the next trial if it is sound; every rank of it has to call this.
 
         Returns:
-            its problems; none if it was kept, or if no world exists: hvd.init() then makes one.
+            why the world cannot be kept; empty if it was kept, or if the next hvd.init() makes a new one.
         """
         self._forget()
         if not self.is_up:
@@ -299,10 +299,10 @@ def is_call_before_init(error: BaseException) -> bool:
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Return True if Horovod raised because another rank left: this rank's traceback is not the cause."""
+    """Return True if Horovod raised because another rank left: this rank's code is then not the cause."""
     if internal := sys.modules.get("horovod.common.exceptions"):
         kinds = (internal.HorovodInternalError, internal.HostsUpdatedInterrupt)
         if any(isinstance(each, kinds) for each in exception_chain(error)):
             return True
-    # If it cannot reach the others, hvd.init() raises a plain ValueError.
+    # hvd.init() raises a plain ValueError if it cannot reach the other ranks.
     return isinstance(error, ValueError) and "Horovod initialization failed" in str(error)

@@ -3,8 +3,8 @@
 Runs in the coordinator, in one thread. It responds to the requests of Horovod 0.28's `http_store.cc`: one
 request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has connected. It differs from
 Horovod's own server in four ways: a GET for a missing key is held until the key is there (the stock client
-otherwise repeats it every 10 ms), the listen backlog holds a whole world's connections (with the stock
-one of 5, clients retry after seconds), every path starts with a secret that only this trial's ranks were
+otherwise repeats it every 10 ms), the listen backlog holds a whole world's connections (with Horovod's
+backlog of 5, clients retry after seconds), every path starts with a secret that only this trial's ranks were
 given, and ``gathered.RANK.SIZE`` returns in one response what the other ranks have put for RANK. Each Gloo
 context thus needs three requests per rank with Horovod as `horovod-tune install-horovod` builds it; other
 builds make several for each pair of ranks. Bodies are opaque bytes; nothing is ever unpickled.
@@ -33,8 +33,8 @@ HOLD_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 5.0
 RESPONSE_TIMEOUT_S = 30.0
 MAX_REQUEST_BYTES = 4 << 20
-# At most this many connections have not sent the secret; one more closes the oldest, which is never a rank's:
-# a rank sends its request as soon as it connects. Linux gives a process 1,024 file descriptors by default.
+# Maximum connections that have not sent the secret; one more closes the oldest. That is never a rank's, which
+# sends its request as soon as it connects. Linux allows a process 1,024 file descriptors by default.
 MAX_UNAUTHENTICATED = 512
 # How long to accept nothing when the process has no file descriptor for another connection.
 NO_FILES_S = 0.01
@@ -45,10 +45,10 @@ _GATHERED = re.compile(r"gathered\.(\d{1,6})\.(\d{1,6})", re.ASCII)
 
 @dataclass
 class _Scope:
-    """One Gloo context's keys; `left` counts the ranks that have sent DELETE, of `size` ranks.
+    """One Gloo context's keys; `left` of its `size` ranks have sent DELETE.
 
-    `addresses` are the values whose key is a rank's number: that rank's addresses for the other ranks,
-    joined, with none for itself.
+    `addresses` has what each rank has put with its own number as the key: its addresses for the other ranks,
+    joined.
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
@@ -65,8 +65,8 @@ class _Scope:
         return addresses_for(rank, size, self.addresses) if len(self.addresses) >= size else None
 
     def leave(self) -> None:
-        # A rank deletes after a barrier of its Gloo context: no rank requests these keys any more, and the
-        # next hvd.init() may already put new ones while slower ranks still leave the old context.
+        # A rank sends DELETE after a barrier of its Gloo context: no rank requests these keys any more. Fast
+        # ranks may put keys for their next hvd.init() while slower ones have not left the old context yet.
         if self.left == 0:
             self.size = len(self.addresses)
             self.values, self.addresses = {}, {}
@@ -85,8 +85,8 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         self._scopes: dict[str, _Scope] = {}
-        # By scope and key: set when the key is there. By scope and size: set when that many ranks have put
-        # their addresses.
+        # Events by scope and key, set when the key arrives, and by scope and size, set when that many ranks
+        # have put their addresses.
         self._arrivals: dict[tuple[str, str | int], asyncio.Event] = {}
         # The connections that have not sent the secret, the oldest first.
         self._unauthenticated: dict[asyncio.StreamWriter, None] = {}
@@ -102,7 +102,7 @@ class Rendezvous:
         self._serves.result()
 
     def close(self) -> None:
-        """Stop listening and drop every connection; twice is harmless."""
+        """Stop listening and drop every connection; may be called twice."""
         with contextlib.suppress(InvalidStateError):
             self._end.set_result(None)
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -234,7 +234,7 @@ def addresses_for(rank: int, size: int, addresses: Mapping[int, bytes]) -> bytes
     Args:
         rank: the rank whose peers' addresses are returned.
         size: the number of ranks.
-        addresses: by rank, its addresses for the others in the order of ranks, all of one length.
+        addresses: each rank's addresses for the other ranks, joined in their order; all of one length.
 
     Raises:
         ValueError: there are not ``size`` ranks, or their addresses are not of one length.

@@ -24,14 +24,14 @@ PREFIX = "eval_"
 
 
 class TuneReporterCallback(TrainerCallback):
-    """Reports rank 0's newest evaluation in ``state.log_history`` to Tune, at each evaluation.
+    """At each evaluation, reports rank 0's newest metrics in ``state.log_history`` to Tune.
 
-    Works in Horovod trials, in TPU trials and if Accelerate joins a trial's ranks; give it to the Trainer
-    of every rank, since every rank waits at a report until Tune has decided. A trial that a scheduler stops
-    ends in its evaluation. In a Horovod trial, pass the Trainer to `distribute` first, or the callback
-    raises `NotSynchronised`. In a script that `accelerate launch` runs without Tune there is nothing to
-    report to: the callback logs that once and does nothing. In a process that a trial's training function
-    has launched, it raises `NotInTraining`, as `report()` does there.
+    Works in Horovod trials, in TPU trials and in trials whose ranks Accelerate joins. Give it to the Trainer
+    of every rank, since every rank waits at a report until Tune has decided. If a scheduler stops the trial,
+    training ends at that evaluation. In a Horovod trial, pass the Trainer to `distribute` first, or the
+    callback raises `NotSynchronised`. In a script that `accelerate launch` runs without Tune, the callback
+    logs once that it reports nothing. In a process that a trial's training function has launched, it raises
+    `NotInTraining`, as `report()` does.
 
     Args:
         checkpoint: if True, the Trainer saves at each evaluation, and the checkpoint goes to the trial's
@@ -84,13 +84,13 @@ class TuneReporterCallback(TrainerCallback):
                 self._has_logged = True
             return control
         metrics = newest_evaluation(state.log_history)
-        # To the Trainer, each of Horovod's ranks is a world of its own: it is enough that one saves, and they
-        # may share a directory.
+        # To the Trainer, each of Horovod's ranks is a world of its own, so all would save. Only rank 0 does,
+        # since the ranks may share a directory.
         saves = self._checkpoint and (live.rank_info.rank == 0 or args.world_size > 1)
         if not saves:
             live.report(metrics)
             return control
-        # If it should save, the Trainer saves right after its evaluation and then calls on_save.
+        # With should_save, the Trainer saves right after its evaluation and then calls on_save.
         self._waiting = metrics
         control.should_save = True
         return control
@@ -112,7 +112,7 @@ class TuneReporterCallback(TrainerCallback):
         if live is None or metrics is None:
             return
         self._waiting = None
-        # Ranks other than 0 need not have a checkpoint: if Accelerate joins them, the first one saves.
+        # The other ranks may have no checkpoint: if Accelerate joins the ranks, only the first one saves.
         live.report(metrics, directory if live.rank_info.rank == 0 else None)
 
 
@@ -188,11 +188,11 @@ def share_of(dataset: Any, rank: int, size: int) -> Any:
         length = len(dataset)
     except TypeError:
         raise TypeError(
-            f"distribute() needs a train_dataset with a length, so that all ranks take equally many "
-            f"steps, got {type(dataset).__name__}"
+            f"distribute() needs a train_dataset with a length, so that all ranks take the same number "
+            f"of steps, got {type(dataset).__name__}"
         ) from None
     indices = [index % length for index in range(rank, -(-length // size) * size, size)]
-    if hasattr(dataset, "select"):  # of the library `datasets`: it stays one
+    if hasattr(dataset, "select"):  # a Dataset of the library `datasets` stays one
         return dataset.select(indices)
     from torch.utils.data import Subset
 
@@ -202,7 +202,7 @@ def share_of(dataset: Any, rank: int, size: int) -> Any:
 def _average_gradients(model: Any) -> None:
     """Average the gradients over the ranks, in place.
 
-    Gradients left by an earlier batch of the same step are averages already, and stay so.
+    Gradients from an earlier batch of the same step are averages already; averaging them again is harmless.
     """
     import horovod.torch as hvd
     import torch

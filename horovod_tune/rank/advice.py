@@ -1,4 +1,4 @@
-"""Advice for errors of the training function that are caused by how a rank runs. Runs in the rank."""
+"""Runs in each rank: advice on errors that the training function raises because of how a rank runs it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def advice_on(error: BaseException) -> str:
             return (
                 "\nRanks cannot import your script (__main__), so its classes and functions cannot be "
                 "pickled by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a "
-                "whole model fail. Put them into a module that the script imports; or use 'fork', and "
-                "save model.state_dict().\n"
+                "whole model fail. Put the classes and functions into a module that the script imports; or "
+                "use 'fork', and save model.state_dict().\n"
             )
     return ""
 
@@ -55,7 +55,7 @@ def _comes_from(error: BaseException, file: str) -> bool:
 def _advice_on_missing_file(error: FileNotFoundError) -> str:
     here, start = _working_directory(), os.environ.get("TUNE_ORIG_WORKING_DIR")
     named = [os.fsdecode(error.filename)] if isinstance(error.filename, (str, bytes, os.PathLike)) else []
-    # NumPy and others have the path only in the message; other texts are not paths that exist.
+    # NumPy and others give the path only in the message; its other words do not name existing files.
     words = named or [word.strip("'\"`.,:;()") for word in str(error).split()]
     relative = [word for word in words if word and not os.path.isabs(word)]
     there = [word for word in relative if start is not None and os.path.exists(os.path.join(start, word))]

@@ -1,8 +1,8 @@
-"""Keeps the memory that a training step frees in the rank, for the next step.
+"""Keeps the memory that a training step frees in the rank's process, so that the next step reuses it.
 
 glibc returns free memory at the end of a heap, and freed large blocks, to the kernel immediately. A training
-step frees all that it took, so that, depending on the heap's layout, up to a thousand pages per step are
-returned, requested again and filled with zeros by the kernel: a fifth of a small network's time.
+step frees all that it took. Depending on the heap's layout, up to a thousand pages per step are returned,
+requested again and zeroed by the kernel, which takes a fifth of a small network's training time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 SETTINGS = {
     # Free memory at the end of a heap is kept up to this size.
     "MALLOC_TRIM_THRESHOLD_": 256 << 20,
-    # As large as the heap of a thread, so that empty heaps are kept too. Untouched, it uses no memory.
+    # As large as the heap of a thread, so that empty heaps are kept too. Untouched padding uses no memory.
     "MALLOC_TOP_PAD_": 64 << 20,
     # The largest value that glibc accepts. Larger blocks come from the kernel and go back to it.
     "MALLOC_MMAP_THRESHOLD_": 32 << 20,

@@ -26,13 +26,13 @@ _lasting: frozenset[str] = frozenset()
 
 
 def install() -> None:
-    """Make `atexit.register` add to the calling trial; needed before each, since the reset undoes it."""
+    """Make `atexit.register` add to the trial's handlers; call before each trial: the reset undoes it."""
     global _lasting
     if atexit.register is not _real_register:
         return
     if not _lasting:  # packages that a trial imports may stay, but what they register is the trial's
         _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-        # A first trial may import these: hvd.init() registers Horovod's shutdown.
+        # The first trial may import these, but they outlive it too; hvd.init() registers Horovod's shutdown.
         _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray"}
 
     @functools.wraps(_real_register)  # type: ignore[arg-type]
@@ -56,12 +56,12 @@ def install() -> None:
 def _is_of_the_process(caller: FrameType) -> bool:
     """Return True if a library registers a handler that must run once, when the process ends."""
     package = caller.f_globals.get("__name__", "").partition(".")[0]
-    # A library with extension modules registers its own shutdown at import: pyarrow that of its S3 client.
+    # Libraries with extension modules register their own shutdown at import: pyarrow does for its S3 client.
     return package in _lasting or (caller.f_code.co_name == "<module>" and has_extension(package))
 
 
 def run_handlers(of: Session) -> None:
-    """Run the trial's handlers, the last one first; an error of one is printed, as at Python's exit."""
+    """Run the trial's handlers, the last one first; print an error in one, as Python does when it exits."""
     while of.exit_handlers:
         handler = of.exit_handlers.pop()
         try:

@@ -25,9 +25,9 @@ from horovod_tune.session.session import Session, StopTraining
 # The kinds of failure that another rank causes.
 _CAUSED_BY_OTHERS = (FailureKind.DISCONNECTED, FailureKind.STALLED)
 # How long the trial's `atexit` handlers may delay the message that the function has ended. If Tune stops the
-# trial, the coordinator waits `UNWIND_TIMEOUT_S`.
+# trial, the coordinator waits for this message only `UNWIND_TIMEOUT_S`.
 EXIT_HANDLERS_TIMEOUT_S = 30.0
-# The same if it failed: other ranks that lose contact meanwhile would be reported as the cause.
+# The limit if the function failed: other ranks that lose contact meanwhile would be reported as the cause.
 FAILED_EXIT_HANDLERS_TIMEOUT_S = 1.0
 # How many frames of a hung function's stack the error shows: the innermost ones.
 STACK_FRAMES = 50
@@ -41,7 +41,7 @@ class Training:
 
     ``describe_failure(error)`` returns the kind of a failure and text to add to its traceback;
     ``enter_world()`` prepares the world in which the function is about to be called; ``leave_world()`` leaves
-    a world that changes.
+    a world that is changing or broken.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Training:
             self.session.wait_for_world(left_with, stalled)
 
     def _can_restart(self) -> bool:
-        """Return True if the function can be called again: it commits, or has reported nothing."""
+        """Return True if the trial is elastic, and the function has committed or not reported yet."""
         live = self.session
         return live.request.is_elastic and (live.committed.has_committed or not live.has_reported)
 

@@ -1,6 +1,6 @@
-"""Runs in each rank with a GPU: ends waits for collectives of NCCL that cannot complete.
+"""Runs in each rank with a GPU: ends waits for NCCL collectives that cannot complete.
 
-If another rank dies or never enters a collective, this one would wait for its GPU until torch's watchdog
+If another rank dies or never enters a collective, this rank would wait for its GPU until torch's watchdog
 kills the process, a minute later. Instead, the groups are aborted immediately. That ends the wait without an
 error: the function continues with invalid data up to its next collective, report or commit, which raises.
 

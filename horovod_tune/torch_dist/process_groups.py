@@ -1,10 +1,10 @@
 """Runs in each rank: makes torch.distributed's process groups, and ends and forgets them.
 
 The default group exists when the training function is called. If the function calls ``init_process_group()``
-itself, as under torchrun, that keeps the existing group, or replaces it if the settings differ.
+itself, as under torchrun, the call keeps the existing group, or replaces it if the settings differ.
 
-Checked against torch 2.13: `_new_process_group_helper`, through which every group is made, and the number
-that names the group.
+Checked against torch 2.13: `_new_process_group_helper`, which makes every group, and `group_count`, the
+number in a group's name.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ GROUPS = Patch(
     f"{_C10D}:_set_pg_timeout",
     f"{_C10D}:_process_group_name uses group_count",
 )
-# How long to wait for ranks that still import their modules, if the group's timeout is shorter.
+# The least time to wait for the other ranks, which may still import modules, even if the timeout is shorter.
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
 # Gloo waits up to this many times its timeout for a peer to connect.
 GLOO_WAITS = 5
-# Modules whose functions have the default group as a default argument, if it exists at their import.
+# Modules whose functions have the default group as a default argument, if it existed when they were imported.
 _WITH_DEFAULT_GROUP = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
-# DTensor's caches of meshes, which hold groups. One that is missing here keeps its group in memory.
+# DTensor's caches of meshes, which hold groups. A cache that this list lacks keeps its groups in memory.
 _MESH_CACHES = (
     ("torch.distributed.tensor._redistribute", "_planner_cache.clear"),
     ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
@@ -49,7 +49,7 @@ _MESH_CACHES = (
 
 
 class ProcessGroups:
-    """The process groups of this process, in one world after the other.
+    """The process groups of this process, in one world after another.
 
     Args:
         backend: of the default group, as for `init_process_group`.
@@ -68,14 +68,14 @@ class ProcessGroups:
         # True until the training function has called `init_process_group`.
         self._is_default_group_unclaimed = False
         # Keeps every group of this world alive. If a DDP model held the last reference to a group, the group
-        # would be destroyed with the GIL held, for which its threads may wait: a deadlock.
+        # would be destroyed with the GIL held, while its threads may wait for the GIL: a deadlock.
         self._made: list[Any] = []
         # Held while groups are aborted or destroyed.
         self._ending = threading.Lock()
         self.are_aborted = False
 
     def install(self) -> None:
-        """Wrap torch's `init_process_group`, and the function that makes every group; once."""
+        """Wrap torch's `init_process_group`, and the function that makes every group, if not done yet."""
         if self.dist is not None:
             return
         import torch.distributed as dist
@@ -94,7 +94,7 @@ class ProcessGroups:
     def _recorded(self, real: Any) -> Any:
         @functools.wraps(real)
         def new_group(*args: Any, **kwargs: Any) -> Any:
-            # Without the store's socket: other ranks may still use the store when this one has ended.
+            # The store's sockets are left out: other ranks may still use the store when this one has ended.
             with self.sockets.recording(except_port=self.store.port if self.store else None):
                 made = real(*args, **kwargs)
             if isinstance(made, tuple):  # this rank is a member of the group
@@ -122,7 +122,7 @@ class ProcessGroups:
             self._make(store, {**self._default_arguments, **requested})
 
     def make_default(self, store: WorldStore) -> None:
-        """Make the default group of the world with this store, which the training function may then claim."""
+        """Make the default group of this store's world; the training function may then claim the group."""
         world = store.world
         self._default_arguments = {"backend": self._backend, "rank": world.rank, "world_size": world.size}
         self._make(store, dict(self._default_arguments))
@@ -152,7 +152,7 @@ class ProcessGroups:
         return list(self.dist.distributed_c10d._world.pg_map) if self.dist is not None else []
 
     def abort(self) -> None:
-        """End the waits in collectives with an error, this rank's and its peers'."""
+        """End this rank's and its peers' waits in collectives, with an error."""
         # Gloo's abort() ends neither.
         self.sockets.shut_down()
         with self._ending:
@@ -164,7 +164,7 @@ class ProcessGroups:
 
     def end(self) -> None:
         """Destroy the groups, and drop torch's own references to them."""
-        # A destroyed group stays connected while a model refers to it. What this rank has sent still arrives.
+        # Otherwise a destroyed group stays connected while a model refers to it. What was sent still arrives.
         self.sockets.shut_down()
         self.sockets.forget()
         self._destroy()
@@ -177,7 +177,7 @@ class ProcessGroups:
                 self.dist.destroy_process_group()
 
     def drop(self) -> threading.Thread:
-        """Free the groups that the latest world has made; return the thread that does it."""
+        """Free the groups that were made in the latest world; return the thread that frees them."""
         groups, self._made = self._made, []
         # In a thread, since a group waits for its collectives.
         thread = threading.Thread(target=groups.clear, name="dropped groups", daemon=True)

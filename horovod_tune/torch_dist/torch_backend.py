@@ -40,7 +40,7 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
 
 
 class StoreRendezvous(WorldRendezvous):
-    """A TCPStore in rank 0's process, with which it ends. The coordinator does not import torch."""
+    """A TCPStore that lives and ends in rank 0's process, since the coordinator does not import torch."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -23,8 +23,8 @@ from horovod_tune.torch_dist import nccl_watch
 from horovod_tune.torch_dist.process_groups import GROUPS, ProcessGroups
 from horovod_tune.torch_dist.world_store import WorldStore
 
-# How long a rank whose collective timed out waits for the others to record the same. A rank that has
-# recorded nothing by then is taken never to have entered the collective.
+# How long a rank whose collective timed out waits for other ranks to publish that theirs did too. A rank that
+# publishes nothing in this time is assumed never to have entered the collective.
 PEER_WAIT_S = 2.0
 # Gloo, and TCPStore in some releases, raise plain RuntimeErrors, which have one of these texts.
 _PLAIN_ERRORS = (
@@ -151,8 +151,8 @@ class TorchWorld(RankBackend):
         self._groups.abort()
 
     def end(self, *, has_returned: bool) -> None:
-        """Destroy the groups, so that ranks which wait in a collective for this one get an error."""
-        if (store := self._groups.store) is None:  # twice is harmless
+        """Destroy the groups, so that ranks which wait in a collective for this rank get an error."""
+        if (store := self._groups.store) is None:  # no world was entered, or it has ended
             return
         if has_returned:
             store.publish("returned")
@@ -160,20 +160,20 @@ class TorchWorld(RankBackend):
             self._watch.stop()
             self._watch = None
         if self._use_gpu and not has_returned:
-            # Otherwise, destroying a group of NCCL may wait for collectives that a lost rank never enters.
+            # Otherwise, destroying an NCCL group may wait for collectives that a lost rank never enters.
             self._groups.abort()
         self._groups.end()
 
     def close(self) -> None:
-        """Break the world, so that ranks which wait in a collective get an error, this one too."""
-        if (store := self._groups.store) is not None:  # ranks that are making a group wait for the store
+        """Break the world, so that ranks which wait in a collective get an error, including this rank."""
+        if (store := self._groups.store) is not None:  # while ranks make a group, they wait for the store
             store.close()
         self._groups.abort()
 
     def abort(self) -> None:
         """Break a world that has lost a rank. Returns when no process group is still being created."""
         self.close()
-        while self._groups.sockets.is_forming:  # which opens more sockets
+        while self._groups.sockets.is_forming:  # the group that is being made opens more sockets
             self._groups.sockets.shut_down()
             time.sleep(0.05)
 

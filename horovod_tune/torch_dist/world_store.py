@@ -12,7 +12,7 @@ from horovod_tune.messages import RankInfo
 
 
 class WorldStore:
-    """This rank's connection to the store of one world, whose keys begin with the world's ``name``.
+    """This rank's connection to one world's store; the world's keys begin with its ``name``.
 
     ``dist`` is the module `torch.distributed`.
     """
@@ -24,7 +24,7 @@ class WorldStore:
         self.is_closed = False
 
     def connect(self, timeout: timedelta) -> None:
-        """Connect to the store at MASTER_ADDR; ``timeout`` is for this and later waits."""
+        """Connect to the store at MASTER_ADDR; ``timeout`` limits this and later waits."""
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._store = self._dist.TCPStore(*address, is_master=False, timeout=timeout)
         self.port = self._store.port
@@ -45,7 +45,7 @@ class WorldStore:
             self._store.set(f"{self._name}.{what}.{self.world.rank}", "")
 
     def ranks(self, what: str, *, published: bool = True) -> dict[int, str]:
-        """Return the ranks that have published ``what``, or those that have not, as in `AwaitedRanks`."""
+        """Return the ranks that have published ``what``, or have not, in the form of `AwaitedRanks.names`."""
         keys = {rank: f"{self._name}.{what}.{rank}" for rank in range(self.world.size)}
         with contextlib.suppress(RuntimeError, AttributeError):
             ranks = [rank for rank, key in keys.items() if self._store.check([key]) is published]

@@ -96,4 +96,4 @@ def test_a_signal_handler_is_explained() -> None:
 def test_an_error_about_main_is_explained() -> None:
     kind = type("Data", (), {"__module__": "__main__"})
     text = advice_of(lambda: pickle.dumps(kind()))
-    assert "Put them into a module that the script imports" in text and "state_dict" in text
+    assert "into a module that the script imports" in text and "state_dict" in text

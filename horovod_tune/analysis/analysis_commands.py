@@ -21,7 +21,7 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     )
     output = "the page to write (default: %(default)s)"
     report.add_argument("-o", "--output", default="report.html", help=output)
-    pareto = 'add a section on several metrics at once, such as "accuracy=max,latency_ms=min" '
+    pareto = 'add a section on several metrics with their modes, such as "accuracy=max,latency_ms=min" '
     pareto += "(default: those that BayesOptSearch optimised)"
     report.add_argument("--pareto", type=_objectives, metavar="METRICS", help=pareto)
 
@@ -113,7 +113,7 @@ def _report(args: argparse.Namespace, analysis: Analysis) -> int:
             return 2
     try:
         place = write_report(analysis, args.output, pareto=args.pareto)
-    except MetricUnknown as error:  # of --pareto
+    except MetricUnknown as error:  # a metric of --pareto
         _print_error(error)
         return 2
     except OSError as error:

@@ -1,7 +1,7 @@
 """Runs in the driver: writes metadata for `analyze` that Tune writes only in pickles, or not at all.
 
-That is metric, mode, space, searcher, scheduler and resources, package versions and the size of
-the cluster, in one JSON file next to Tune's own.
+One JSON file next to Tune's own has the metric, mode, space, searcher, scheduler, resources, package versions
+and the size of the cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Between them is the id of the first trial that the driver started: a folder may hold several searches.
+# In a file's name, the id of the driver's first trial is between the two: a folder may hold several searches.
 METADATA_PREFIX, METADATA_SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
 _MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
@@ -40,9 +40,9 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
 
 
 def write_end(trial: Any) -> None:
-    """Record in the metadata of the search whose first trial was `trial` that it ended. Raises `OSError`.
+    """Record in a search's metadata that it has ended; `trial` is its driver's first. Raises `OSError`.
 
-    Written to the storage itself, because Tune has already copied the driver's folder for the last time.
+    This is written to the storage itself: Tune has already copied the driver's folder for the last time.
     """
     if trial.storage is None:
         return

@@ -29,7 +29,7 @@ def write_csv(table: pd.DataFrame, path: Path | TextIO) -> None:
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
-    """Write a frame as Parquet with its types; columns that mix types are written as JSON text."""
+    """Write a frame as Parquet with its types; lists and columns of mixed types are written as JSON text."""
     _simple(table).to_parquet(path, index=False)
 
 

@@ -23,7 +23,7 @@ from horovod_tune.analysis.trial_details import (
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a flat dictionary whose keys are the nested ones joined by `/`, as Tune does.
+    """Flatten a nested dictionary, with the keys joined by `/`, as Tune does.
 
     >>> flatten({"net": {"width": 3}, "sizes": [1, 2]})
     {'net/width': 3, 'sizes': [1, 2]}

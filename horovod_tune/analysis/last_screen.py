@@ -19,7 +19,7 @@ from horovod_tune.analysis.trial_details import error_line
 if TYPE_CHECKING:
     from horovod_tune.analysis.progress import Progress
 
-# At most this many failures are printed; of the others only the number.
+# At most this many failures are printed; the others are only counted.
 _FAILURES = 5
 
 
@@ -33,12 +33,12 @@ def running_search_metadata(state_folder: str) -> dict[str, Any]:
 
 
 def last_screen(trials: Sequence[Any], progress: Progress, metadata: Mapping[str, Any] | None = None) -> str:
-    """Return the last lines of a search.
+    """Return the text that is printed when a search has ended.
 
     The best trial is the one that `results.best_config` and `analyze` select, by last reported values.
 
     Args:
-        trials: all of Tune's, including those that had ended before the search was resumed.
+        trials: all of Tune's trials, including those that had ended before the search was resumed.
         progress: the metric, the mode, and the best value of any report.
         metadata: the `limits` that the best result must meet, and `front`, the modes of several metrics.
     """
@@ -98,7 +98,7 @@ def _failures(trials: Sequence[Any]) -> list[str]:
     lines = [f"{each.trial_id} failed: {_error_of(each.error_file)}" for each in failed[:_FAILURES]]
     if len(failed) > _FAILURES:
         lines.append(f"and {len(failed) - _FAILURES} more failed")
-    # The copy in Tune's storage: the original is in Ray's temporary directory.
+    # The text names the copy in Tune's storage: the original is in Ray's temporary directory.
     if failed:
         storage = failed[0].storage
         place = shown_place(storage.storage_filesystem, f"{storage.trial_fs_path}/error.txt")

@@ -73,5 +73,5 @@ def several_runs(record: ExperimentRecord) -> str:
     which = "the newest" if record.run == record.runs[-1] else "one"
     return (
         f"{len(record.runs)} searches wrote into this folder; this is {which} of them, {record.run}. "
-        f'Choose with analyze(…, run="…") or --run: {others}'
+        f'Choose another with analyze(…, run="…") or --run: {others}'
     )

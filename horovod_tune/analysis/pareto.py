@@ -1,4 +1,4 @@
-"""Several metrics at once: the results of an experiment that no other one dominates."""
+"""Several metrics at once: the Pareto front of an experiment's results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """The results of an experiment that no other one dominates in several metrics.
+    """An experiment's results that no other result dominates in several metrics.
 
     `metrics` maps each metric to "min" or "max". `points` has all results that were compared, shape (points,
-    metrics); `places` has each one's indices of trial and report, and `on_front` True for those on the front.
-    `members` are the front's indices in `points`, sorted by the first metric, best first.
+    metrics). For each of them, `places` has the indices of its trial and report, and `on_front` is True if it
+    is on the front. `members` are the front's indices in `points`, sorted by the first metric, best first.
     """
 
     analysis: Analysis
@@ -80,7 +80,7 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
     """See `Analysis.pareto_front`."""
     if len(metrics) < 2:
         example = '{"accuracy": "max", "latency_ms": "min"}'
-        raise ValueError(f"metrics must name at least two, like {example}, got {dict(metrics)!r}")
+        raise ValueError(f"metrics must name at least two metrics, like {example}, got {dict(metrics)!r}")
     for name, mode in metrics.items():
         if mode not in ("min", "max"):
             raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')

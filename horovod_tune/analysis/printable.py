@@ -44,8 +44,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
     """Return values as at most `width` blocks, higher ones taller.
 
-    Longer curves are cut into stretches of equal length and drawn by the means of their finite values; a
-    stretch without any is a dot.
+    A longer curve is cut into stretches of equal length. Each is drawn as the mean of its finite values, or
+    as a dot if it has none.
 
     >>> sparkline([0, 1, 2, 3, float("nan"), 7])
     '▁▂▃▄·█'

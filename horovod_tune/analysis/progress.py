@@ -22,7 +22,7 @@ from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
 
 _ROWS = 16  # running trials in the live table; the others are only counted
-# New best values, and the summary, are printed at most this often: short trials have many of both.
+# The shortest time between two lines on new best values, or between two summaries: short trials have many.
 _PAUSE_S = 5.0
 _REDRAWN_S = 0.5
 _STYLES = ("", "", "", "cyan", "dim", "dim")  # of the live table's columns
@@ -156,8 +156,8 @@ class Progress:
     def left_s(self, now: float) -> float | None:
         """Return the estimated seconds until the search ends; None if unknown.
 
-        Assumes that trials take as long as those that have ended do on average, and that as many run at a
-        time as now. A time budget is an upper bound.
+        Assumes that each trial takes as long as ended trials took on average, and that the number of running
+        trials stays the same. A time budget is an upper bound.
         """
         ended = [trial.ended - trial.began for trial in self.trials.values() if trial.ended is not None]
         running = [trial for trial in self.trials.values() if trial.state == "running"]
@@ -191,10 +191,10 @@ class Progress:
 
 
 class View:
-    """Prints lines about trials or, with `redraw`, a table of the running ones and few lines.
+    """Prints lines about trials or, with `redraw`, a table and lines only on failures and resized trials.
 
     `every_s` is the shortest time between two lines about a trial's progress, in seconds. `redraw` is called
-    with a rich table of at most `rows` trials, at most twice a second; `stop` when the search has ended.
+    at most twice a second, with a rich table of at most `rows` trials; `stop` is called when the search ends.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ def plain_view(stream: Any, every_s: float) -> View:
 
 
 def live_view(stream: Any) -> View:
-    """Return a table at the bottom of the terminal; other output, and lines on failures, scroll above it."""
+    """Return a view with a table at the bottom of the terminal; all other output scrolls above it."""
     try:
         from rich.console import Console
         from rich.live import Live
@@ -345,9 +345,9 @@ class ProgressCallback(Callback):
         """Create the callback; nothing is printed before the search starts.
 
         `every_s` is the shortest time between two plain lines about a trial's progress, in seconds. `live`
-        forces live or plain lines; by default, if rich is installed, they are live in a notebook (unless
-        `stream` is given) and if `stream` (default: standard output) is a terminal. Raises `ValueError` for
-        an unknown mode, a negative `every_s`, or if only one of metric and mode is given.
+        forces live or plain lines; by default, lines are live if rich is installed, and either `stream`
+        (default: standard output) is a terminal or this is a notebook and no `stream` is given. Raises
+        `ValueError` for an unknown mode, a negative `every_s`, or if only one of metric and mode is given.
         """
         if mode not in (None, "min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')

@@ -27,11 +27,11 @@ from horovod_tune.errors import HorovodTuneError
 
 # Does not match checkpoint_000001.part, an incomplete copy.
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
-_QUIET_S = 660.0  # Tune copies to its storage every 300 s; without two in a row, the search has ended
+_QUIET_S = 660.0  # Tune copies to its storage every 300 s: if two copies are missing, the search has ended
 
 
 class MetricUnknown(HorovodTuneError, ValueError):
-    """Raised if the metric for comparing trials, or its mode, is not known, or no trial reported it."""
+    """Raised if the metric for comparing trials or its mode is not known, or no trial reported a metric."""
 
 
 class Analysis:
@@ -39,8 +39,8 @@ class Analysis:
 
     `metric`, `mode` and `scope` determine the best trial that meets `limits`. `trials` has every trial,
     in the order of creation; `record` has everything that was read, `problems` lists what could not be.
-    `run` is the start time of this search's driver, which identifies the search (None without a state file);
-    `runs` names all searches that wrote into the folder, oldest first; `analyze(…, run=…)` takes one.
+    `run` names the search by its first driver's start time (None without a state file). `runs` names all
+    searches that wrote into the folder, oldest first; pass one of these names to `analyze(…, run=…)`.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Analysis:
 
     @property
     def state(self) -> str:
-        """ "finished", "running", "interrupted", or "unknown" if its state file is lost.
+        """ "finished", "running", "interrupted", or "unknown" if the state file is lost.
 
         An experiment with unfinished trials, or whose driver may start more of them, counts as running until
         nothing has been written for 11 minutes (Tune copies its files to the storage every five).
         """
-        over = self.record.metadata.get("ended") is not False  # not recorded without distributed trials
+        over = self.record.metadata.get("ended") is not False  # missing if no trial is distributed
         if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
             return "finished" if self.run is not None else "unknown"
         last = self.record.last_write
@@ -165,8 +165,8 @@ class Analysis:
     def scores(self) -> pd.DataFrame:
         """One row per trial: the metric's last and best value, best_iteration, best_row, and allowed.
 
-        Only a finite value of a report that meets the limits can be best, of equal ones the earliest. Missing
-        values are NaN or NA. `allowed` is True if the last report meets the limits.
+        Only finite values of reports that meet the limits can be best; of equal values, the earliest is.
+        Missing values are NaN or NA. `allowed` is True if the last report meets the limits.
         """
         reports, number = self.reports, pd.RangeIndex(len(self.trials))
         finite = reports[np.isfinite(reports["value"]) & reports["allowed"]]
@@ -227,7 +227,7 @@ class Analysis:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """The values by which trials are compared, shape (trials,): the last, with scope "all" the best."""
+        """The values by which trials are compared, shape (trials,): the last; with scope "all", the best."""
         values = self.scores["last" if self.scope == "last" else "best"].to_numpy()
         return np.where(np.isfinite(values), values, math.nan)
 
@@ -260,7 +260,7 @@ class Analysis:
 
     @property
     def best_trial(self) -> TrialRecord:
-        """The trial with the best finite value, the first of equal ones. Raises `ValueError` without one."""
+        """The first trial that has the best finite value. Raises `ValueError` if there is none."""
         return self.trials[self._best]
 
     @property
@@ -270,7 +270,7 @@ class Analysis:
 
     @property
     def best_result(self) -> dict[str, Any]:
-        """The best trial's last report; with scope "all" its best one."""
+        """The best trial's last report, or with scope "all" its best report."""
         row = self.scores["best_row"][self._best] if self.scope == "all" else -1
         return dict(self.best_trial.reports[row])
 
@@ -298,7 +298,7 @@ class Analysis:
 
     @property
     def best_checkpoint(self) -> Any:
-        """The best trial's best Tune `Checkpoint` (by the metric, within the limits); None without one."""
+        """The best trial's best Tune `Checkpoint` (by the metric, within the limits); None if it has none."""
         from ray.tune import Checkpoint
 
         folder = self._best_checkpoint_folder
@@ -306,7 +306,7 @@ class Analysis:
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """The path or URI of the best checkpoint; None without one."""
+        """The path or URI of the best checkpoint; None if there is none."""
         return None if self._best_checkpoint_folder is None else self._best_checkpoint_folder.shown
 
     @cached_property
@@ -316,7 +316,7 @@ class Analysis:
             return None
         home = self.folder.below(self.best_trial.folder_name)
         on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
-        # Ray adds the checkpoint's name to a report that came with one.
+        # Ray adds a checkpoint's name to the report that came with it.
         rows = self.best_trial.rows
         within = [row for row, is_kept in zip(rows, kept(rows, self.limits), strict=True) if is_kept]
         measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in within}
@@ -324,7 +324,7 @@ class Analysis:
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         if finite:
             return home.below((min if mode == "min" else max)(finite, key=finite.__getitem__))
-        # Reports of class trainables name no checkpoint; the newest is the closest to the last result.
+        # Reports of class trainables name no checkpoint: take the newest, the closest to the last result.
         names_one = any("checkpoint_dir_name" in row for row in rows)
         return home.below(max(on_disk)) if on_disk and not (self.limits and names_one) else None
 
@@ -360,12 +360,13 @@ class Analysis:
         return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
 
     def pareto_front(self, metrics: Mapping[str, str] | None = None) -> ParetoFront:
-        """Return the results that no other one dominates (is as good in all metrics and better in one).
+        """Return the Pareto front: the results that no other result dominates.
 
         `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
-        are those of `BayesOptSearch`. The last report of each trial counts, with scope "all" every report;
-        a metric keeps its value until it is reported again. Results that violate the limits are left out.
-        Raises `ValueError` for fewer than two metrics, an unknown mode, or a metric that was not reported.
+        are those of `BayesOptSearch`. A result dominates another if it is as good in all metrics and better
+        in one. The last report of each trial counts, or every report with scope "all"; a metric keeps its
+        value until it is reported again. Results that violate the limits are left out. Raises `ValueError`
+        for fewer than two metrics, an unknown mode, or a metric that was not reported.
         """
         return pareto_front(self, self.record.front if metrics is None else metrics)
 
@@ -377,5 +378,5 @@ class Analysis:
         return as_html(view(self, rows=10, width=140, with_summary=False))
 
     def errors(self) -> dict[str, str]:
-        """Return the text of each failed trial's error file, by trial_id (of over 200 kB, the two ends)."""
+        """Return each failed trial's error file as text, by trial_id; over 200 kB, the middle is left out."""
         return {t.trial_id: plain_text(t.error) for t in self.trials if t.error is not None}

@@ -28,7 +28,7 @@ def value_of(row: Mapping[str, Any], metric: str) -> float | None:
 
 
 def nested_value(values: Mapping[str, Any], name: str) -> Any:
-    """Return a value by its name, in which `/` reaches into nested dictionaries; None if it is missing.
+    """Return a value by its name, where `/` leads into nested dictionaries; None if the value is missing.
 
     >>> nested_value({"valid": {"top/1": 2}}, "valid/top/1")
     2
@@ -119,10 +119,10 @@ def kept(rows: Sequence[Mapping[str, Any]], limits: Iterable[Limit]) -> list[boo
 
 
 def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
-    """Return a boolean mask, shape (points,), of the rows of `values`, shape (points, metrics), on the front.
+    """Return a mask, shape (points,): True for the rows of `values`, shape (points, metrics), on the front.
 
-    A row is on the front if all its values are finite and no other dominates it, that is, is at least as
-    good in every metric and better in one.
+    A row is on the front if all its values are finite and no other row dominates it. A row dominates another
+    if it is at least as good in every metric and better in one.
 
     >>> non_dominated(np.array([[1.0, 5.0], [2.0, 4.0], [2.0, 6.0]]), ["min", "min"]).tolist()
     [True, True, False]
@@ -145,10 +145,10 @@ def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
 def hypervolume(values: np.ndarray, reference: Sequence[float], modes: Sequence[str]) -> float:
     r"""Return the volume that points dominate up to a reference point (Zitzler and Thiele, 1998).
 
-    With every metric negated that is maximised, it is :math:`\lambda(\bigcup_i [v_i, r])`, the measure of the
-    union of the boxes from each point to the reference. Points that are not better than the reference in
-    every metric add nothing. It is computed exactly, by slicing along the last metric; meant for a few
-    hundred points and up to five metrics.
+    With maximised metrics negated, it is :math:`\lambda(\bigcup_i [v_i, r])`, the measure of the union of the
+    boxes from each point to the reference. Only points that are better than the reference in every metric
+    count. It is computed exactly, by slicing along the last metric; meant for a few hundred points and up
+    to five metrics.
 
     >>> hypervolume(np.array([[1.0, 2.0], [2.0, 1.0]]), [3.0, 3.0], ["min", "min"])
     3.0

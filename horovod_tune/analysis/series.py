@@ -14,7 +14,7 @@ from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
     """Return the indices of at most `most` points that preserve a curve's shape.
 
-    They are the first, the last, and the lowest and highest of each of the equal stretches between them.
+    They are the first and the last point, and the lowest and highest of each equal stretch in between.
     """
     count = len(values)
     if count <= most:
@@ -32,8 +32,8 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, np.ndarray]:
     """Return steps (x, best value up to x): x is seconds since the start, or the number of trials.
 
-    Against "time", every report counts from its time on; against "trials", each trial's best value counts,
-    in the order of creation. Only the points at which the best changes, and the last one, are returned.
+    Against "time", every report counts from its time on. Against "trials", each trial's best value counts,
+    in the order of creation. Only the points at which the best changes, and the last point, are returned.
     """
     _, mode = analysis.require_metric()
     if against == "trials":
@@ -58,11 +58,11 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
 class Timeline:
     """Which trial held which ranks when.
 
-    `rows` names each row: a slot of a host, a rank, or a slot for a whole trial (see `unit`). `bars` has an
-    entry for each period in which a trial held a row, in the order in which they began; its columns are
-    trial, row, rank (None if the number of ranks is not known), begin, trained and end. From `begin` to
-    `trained` the trial started up (no time if the reports do not record it), from there to `end` it trained.
-    Times are in seconds since the experiment's start.
+    `rows` names each row, which has room for one rank or one whole trial (see `unit`). `bars` has an entry
+    for each period in which a trial held a row, earliest `begin` first; its columns are trial, row, rank
+    (None if the number of ranks is not known), begin, trained and end. The trial started up from `begin` to
+    `trained` (which are equal if the reports do not record the start-up), and trained from `trained` to
+    `end`. Times are in seconds since the experiment's start.
     """
 
     bars: pd.DataFrame
@@ -73,8 +73,8 @@ class Timeline:
 def timeline(analysis: Analysis) -> Timeline:
     """Return when each trial held which rows; a row is reused as soon as its trial has ended.
 
-    The start-up comes from `start_span` if the reports have its length (`start_s`). If no trial reports its
-    number of ranks, a row is a slot for a whole trial.
+    The start-up's length comes from the reports (`start_s`); without it, the length is 0. If no trial reports
+    its number of ranks, each row has room for one whole trial.
     """
     zero, now = analysis.record.start_time or 0.0, analysis.record.last_write or 0.0
     spans, times = analysis.spans.copy(), ["begin", "trained", "end"]
@@ -108,7 +108,7 @@ def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
     """Return axis limits for the metric and how many values are outside them.
 
     The good end is always shown. Values more than three interquartile ranges beyond the worse quartile
-    (those of diverged trials) are left out if they are at most a tenth and would flatten the rest.
+    (those of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.
     """
     sign = 1.0 if mode == "min" else -1.0
     costs = sign * values[np.isfinite(values)]

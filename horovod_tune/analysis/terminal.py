@@ -31,14 +31,14 @@ from horovod_tune.analysis.trial_details import error_line
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
-_CONFIG_LINES, _LINES = 60, 5  # of the best configuration; of failures, and of problems
-_FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # characters: the columns that every table has, and one hyperparameter's
+_CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, and again of problems
+_FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # characters: of the columns that every table has; of a hyperparameter's
 
 
 def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True) -> Group:
     """Return the experiment for rich to print: the best trial, a table of trials, failures, a summary.
 
-    As many hyperparameters are shown as fit into `width` characters.
+    The table has only the hyperparameters that fit into `width` characters.
     """
     parts: list[RenderableType] = [_head(analysis), Text()]
     if len(analysis.runs) > 1:
@@ -59,7 +59,7 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: 
 
 
 def as_html(shown: RenderableType) -> str:
-    """Return what rich would print as HTML without scripts, for a notebook."""
+    """Convert what rich can print to HTML without scripts, for a notebook."""
     screen = Console(record=True, file=io.StringIO(), width=160, force_jupyter=False)
     screen.print(shown)
     look = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
@@ -145,8 +145,8 @@ def watch(
 ) -> Analysis:
     """Refresh the view of a running experiment every `interval_s` seconds until it has ended.
 
-    Ctrl-C ends the view. The last one stays on the screen; if the console is not a terminal, only that one is
-    printed. Returns the experiment as it was last read.
+    Ctrl-C ends it earlier. The last view stays on the screen; if the console is not a terminal, no other view
+    is printed. Returns the experiment as it was last read.
     """
 
     def fitting(seen: Analysis) -> Group:

@@ -23,8 +23,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 def report_times(trial: TrialRecord) -> np.ndarray:
     """Return the Unix time of each report in seconds, shape (reports,); NaN if it is not recorded.
 
-    Tune records whole seconds. The fraction comes from the training times, counted back from the end of the
-    last report, and stays within the recorded second.
+    Tune records whole seconds. The fraction is computed by counting the reports' training times back from the
+    trial's end; it never leaves the recorded second.
     """
     stamps = np.array([seconds(row.get("timestamp")) for row in trial.reports], dtype=float)
     spent = np.array([seconds(row.get("time_total_s")) for row in trial.reports], dtype=float)
@@ -73,11 +73,11 @@ def error_line(text: str | None) -> str | None:
     rank = next((found[0] for line in margin if (found := _RANK.search(line))), None)
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
     if frames and (rank is None or " failed:" in rank):
-        # The exception; below it may be the rest of its message, notes and our advice.
+        # The exception's first line; the rest of its message, notes and our advice may follow.
         cause = next((line for line in lines[frames[-1] :] if not line[0].isspace()), cause)
     if rank is None or cause.endswith(rank):
         return _CLASS_OF_A_RANKS_ERROR.sub("", cause)
-    # Ray describes a lost process in a paragraph, of which the first sentence is enough.
+    # Ray describes a lost process in a paragraph; its first sentence is enough.
     return f"{rank} {cause.split('. ')[0]}" if " died:" in rank else f"{rank} {cause}"
 
 
@@ -95,7 +95,7 @@ def ranks_of(trial: TrialRecord) -> int | None:
 def hosts_of(trial: TrialRecord) -> list[str] | None:
     """Return the host of each rank from the trial's reports; None if they lack it.
 
-    A `hosts` that is not in Horovod's notation for this many ranks is a metric of the user's.
+    If `hosts` is not in Horovod's notation or has another number of ranks, it is the user's own metric.
     """
     hosts = (trial.last_result or {}).get("hosts")
     found = [_HOST.fullmatch(each) for each in hosts.split(",")] if isinstance(hosts, str) else [None]
@@ -106,14 +106,14 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
 
 
 def start_seconds(trial: TrialRecord) -> float | None:
-    """Return how many seconds the trial's start took, from its last report; None if it lacks that."""
+    """Return how many seconds the trial's start took, by its last report; None if that report lacks it."""
     return seconds((trial.last_result or {}).get("start_s"))
 
 
 def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Return the periods in which drivers ran a trial: when start-up and training began, and the end.
+    """Return each period in which a driver ran the trial: when start-up and training began, and the end.
 
-    All are Unix times in seconds; `sessions` are those at which the experiment's drivers started. A
+    All are Unix times in seconds; `sessions` has the times at which the experiment's drivers started. A
     period ends with the trial's last report before the next driver's start.
     """
     first = start_span(trial)
@@ -138,8 +138,8 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     """Return when a trial's start-up and its training began (Unix time, seconds); None before its start.
 
-    Tune records when it begins to wait for reports. Workers that a trial starts in its first step start after
-    that, so the first report's time includes their start; otherwise they were started before.
+    Tune records when it begins to wait for reports. If the trial starts its workers in its first step, they
+    start after that time, and the first report's duration includes their start. Otherwise they start earlier.
     """
     if trial.start_time is None:
         return None

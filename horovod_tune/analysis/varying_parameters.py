@@ -16,7 +16,7 @@ from horovod_tune.analysis.reader.records import Domain
 from horovod_tune.analysis.results import Analysis
 
 _LOG_SPAN = 100.0  # if the space is not recorded, positive numbers over two decades may get a log axis
-_LOG_MEDIAN = 0.25  # … if their median is below this fraction of the largest (half, if evenly spread)
+_LOG_MEDIAN = 0.25  # … if their median is below this fraction of the largest (evenly spread ones: half)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")  # <Net object at 0x7f0c4c0b3d90>
 _FARTHEST = 1e30
 _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
@@ -26,8 +26,8 @@ _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
 class Parameter:
     """One hyperparameter over all trials.
 
-    `values` has one entry per trial, in the order of `Analysis.trials`; None if the trial lacks it. `kind`
-    is "numeric" or "category". `categories` are a category's values as text, in the order of its axis.
+    `values` has one entry per trial, in the order of `Analysis.trials`; None if the trial does not have the
+    hyperparameter. `kind` is "numeric" or "category"; `categories` are a category's texts, in axis order.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Parameter:
     def positions(self) -> np.ndarray:
         """Each trial's position on the axis, shape (trials,); NaN if the trial lacks the parameter.
 
-        On a logarithmic axis it is the log10, for a category its index.
+        On a logarithmic axis, it is the value's log10; for a category, the index in `categories`.
         """
         if self.kind == "category":
             ranks = {text: float(rank) for rank, text in enumerate(self.categories)}
             return np.array([math.nan if v is None else ranks[text_of(v)] for v in self.values])
         numbers = np.array([math.nan if v is None else float(v) for v in self.values])
         if not self.log:
-            # No axis reaches further, and a random forest computes with 32 bits.
+            # No axis reaches further, and a random forest computes with 32-bit floats.
             return np.where(np.isnan(numbers), math.nan, np.clip(numbers, -_FARTHEST, _FARTHEST))
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(numbers > 0, np.log10(numbers), math.nan)

@@ -201,7 +201,7 @@ def test_the_front_can_be_drawn():
     front = analysis.pareto_front(AIMS)
     assert len(figure.data[-1].x) == int(front.on_front.sum())
     assert figure.layout.xaxis.title.text == "accuracy (higher is better)"
-    with pytest.raises(ValueError, match="metrics must name two to be drawn, got 3"):
+    with pytest.raises(ValueError, match="metrics must name exactly two metrics, got 3"):
         plots.pareto_front(analysis, AIMS | {"loss": "min"})
 
 

@@ -73,7 +73,7 @@ def test_searchers_are_compared_in_one_plot():
     figure = plots.best_so_far({"random": seeds, "ours": one}, against="trials")
     assert names(figure) == ["random (median)", "ours"]
     other = Analysis(two.record, two.folder, metric="accuracy", mode="max")
-    with pytest.raises(ValueError, match="one metric and mode"):
+    with pytest.raises(ValueError, match="the same metric and mode"):
         plots.best_so_far([one, other])
 
 

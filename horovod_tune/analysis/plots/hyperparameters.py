@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 _BARS, _MIN_TRIALS = 20, 10
-_MAX_TRIALS = 1000  # of more trials, a sample is used: the importances have the same order
+_MAX_TRIALS = 1000  # if there are more, a sample is used: the order of the importances is the same
 _TREES, _FOLDS, _REPEATS, _SEED = 50, 5, 3, 0
 
 
@@ -57,7 +57,7 @@ def parameters(analysis: Analysis) -> Figure:
 
 
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:
-    """Return the traces of the metric against a hyperparameter, both axes, and a note on values outside."""
+    """Return the metric's traces against a hyperparameter, both axes, and a note on values not shown."""
     metric, mode = analysis.require_metric()
     values, xs = analysis.values, style.on_axis(one)
     known = np.isfinite(values) & np.isfinite(xs)
@@ -83,11 +83,11 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
 def importance(analysis: Analysis) -> Figure:
     """Draw how much each hyperparameter matters: permutation importance on a random forest (scikit-learn).
 
-    From the hyperparameters, a forest predicts each trial's place in the order of the metric (so that one
-    diverged trial does not dominate), with five-fold cross-validation. Bars are the mean drop of R² on
-    held-out trials when a hyperparameter's values are shuffled (Breiman, Random Forests, 2001), over folds
-    and repeats, with the standard deviation; the 20 largest are drawn. With fewer than 10 trials that have a
-    value, or if nothing varies, the figure has a text instead.
+    With five-fold cross-validation, a forest predicts each trial's rank by the metric from its
+    hyperparameters; ranks keep one diverged trial from dominating. A bar is the drop of R² on held-out trials
+    when a hyperparameter's values are shuffled (Breiman, Random Forests, 2001): its mean and standard
+    deviation over folds and repeats. The 20 largest are drawn. If fewer than 10 trials have a value, or
+    nothing varies, the figure has a text instead.
     """
     parameters = varying_parameters(analysis)
     rows = int(np.isfinite(analysis.values).sum())
@@ -121,9 +121,9 @@ def importance(analysis: Analysis) -> Figure:
 
 @lru_cache(maxsize=1)  # an analysis never changes
 def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
-    """Return how much R² each hyperparameter's permutation costs a forest on held-out trials.
+    """Return the drops of a forest's R² on held-out trials when each hyperparameter is shuffled.
 
-    The drops have shape (hyperparameters, folds * repeats). Also returns the forest's R² (if it is near or
+    They have shape (hyperparameters, folds * repeats). Also returns the forest's R² (if it is near or
     below 0, the hyperparameters do not explain the metric) and the number of trials used.
     """
     from sklearn.ensemble import RandomForestRegressor

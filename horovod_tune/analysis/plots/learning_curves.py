@@ -15,16 +15,16 @@ from horovod_tune.analysis.results import Analysis
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_POINTS = 40_000  # of all curves together: a browser draws these without a pause
+_POINTS = 40_000  # of all curves together: a browser draws this many points without a pause
 _FEWEST, _MOST = 8, 400  # points of one curve
 
 
 def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     """Draw every trial's metric against its "iteration" or the experiment's wall-clock "time".
 
-    Up to eight trials have a colour each; of more, the best values are darkest. The best trial is drawn in
-    orange over the others. A trial's curve has a gap where it started again. Long curves are drawn with
-    at most 400 points, which include their extremes.
+    Up to eight trials have a colour each. If there are more, the better ones are darker, and the best one is
+    drawn in orange over the others. A trial's curve has a gap where the trial started again. Long curves are
+    drawn with at most 400 points, which include their extremes.
     """
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
@@ -70,7 +70,7 @@ def _few(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
 
 
 def _many(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
-    """Return traces by shade, worst first, then the best trial's: a trace for each trial would be slow."""
+    """Return traces by shade, worst trials first, best trial last: a trace for each trial would be slow."""
     best, order = analysis.best_number, [trial for trial in analysis.ranked if trial in lines]
     alpha = float(np.clip(80 / len(lines), 0.15, 0.85))
     tints = [style.faded(colour, alpha) for colour in style.SEQUENTIAL]
@@ -107,14 +107,14 @@ def best_so_far(
 ) -> Figure:
     """Draw the best value so far against wall-clock "time" or the number of "trials".
 
-    Several experiments are compared in one plot: a list (named by their folders) or a dictionary from
-    name to analysis. A name with several analyses (a searcher's seeds) is drawn as their median and range.
-    Raises `ValueError` if the experiments differ in metric or mode.
+    To compare several experiments in one plot, pass a list (they are named by their folders) or a dictionary
+    from name to analysis. Several analyses under one name (a searcher's runs with different seeds) are drawn
+    as their median and range. Raises `ValueError` if the experiments differ in metric or mode.
     """
     groups = _groups(analysis)
     compared = {a.require_metric() for group in groups.values() for a in group}
     if len(compared) != 1:
-        raise ValueError(f"experiments to compare must have one metric and mode, got {sorted(compared)}")
+        raise ValueError(f"experiments to compare must have the same metric and mode, got {sorted(compared)}")
     metric, mode = compared.pop()
     drawn = {name: [series.best_so_far(one, against) for one in group] for name, group in groups.items()}
     steps = {name: known for name, group in drawn.items() if (known := [s for s in group if len(s[0])])}

@@ -27,9 +27,9 @@ _GROUPS = (
 def parallel_coordinates(analysis: Analysis) -> Figure:
     """Draw each trial as a line through the hyperparameters that vary, ending at its metric.
 
-    The trials are in four groups by their rank; a click on one in the legend hides it, a double click shows
-    only it. (Drawn as plain lines: Plotly's own parallel coordinates need WebGL and `eval`, which the
-    report's content security policy forbids.)
+    The trials are in four groups by their rank. A click on a group in the legend hides it, a double click
+    hides the others. The lines are ordinary traces, because Plotly's own parallel coordinates need WebGL
+    and `eval`, which the report's content security policy forbids.
     """
     metric, mode = analysis.require_metric()
     found = varying_parameters(analysis)
@@ -73,7 +73,7 @@ def _lines(heights: np.ndarray, trials: np.ndarray, texts: np.ndarray) -> dict[s
     across = heights.shape[1]
     xs = np.tile(np.append(np.arange(across), 0), len(trials)).astype(np.float32)
     ys = np.column_stack([heights[trials], np.full(len(trials), np.nan)]).ravel().astype(np.float32)
-    # Only a line's end has its text: at every point, the texts would be most of a page of 5,000 trials.
+    # Only a line's last point has its text: at every point, texts would be most of the page of 5,000 trials.
     hover = np.full((len(trials), across + 1), "", dtype=texts.dtype)
     hover[:, across - 1] = texts[trials]
     labels = {"text": hover.ravel(), "hovertemplate": "%{text}<extra></extra>"}

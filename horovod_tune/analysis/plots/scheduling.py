@@ -21,9 +21,9 @@ _START = "#E0CE1A"
 def timeline(analysis: Analysis) -> Figure:
     """Draw which trial held which ranks when, with its start-up time in yellow.
 
-    A row is a rank's slot (on its host if the reports have it); if they do not have the number of ranks, a
-    row is a slot for one trial. Trials on a row alternate between two tones, failed ones are black, the best
-    one is orange. Gaps between the drivers of a resumed search are grey.
+    A row has room for one rank (on a certain host, if the reports name the hosts), or for one whole trial if
+    the reports lack the number of ranks. Trials on a row alternate between two tones; failed ones are black,
+    the best one is orange. Gaps between the drivers of a resumed search are grey.
     """
     found = series.timeline(analysis)
     title = "Which trial held which ranks when" if found.unit != "trials at once" else "Which trial ran when"
@@ -72,13 +72,13 @@ def timeline(analysis: Analysis) -> Figure:
 
 
 def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
-    """Draw every result by two metrics, and the front of those that no other one dominates.
+    """Draw all results by two metrics, and their Pareto front: those that no other result dominates.
 
     `metrics` maps two metrics to "min" or "max"; the first is the horizontal axis. The stepped line is the
     border of what the front dominates. Raises `ValueError` as `Analysis.pareto_front` does.
     """
     if len(metrics) != 2:
-        raise ValueError(f"metrics must name two to be drawn, got {len(metrics)}: {', '.join(metrics)}")
+        raise ValueError(f"metrics must name exactly two metrics, got {len(metrics)}: {', '.join(metrics)}")
     found = analysis.pareto_front(metrics)
     (x, x_mode), (y, y_mode) = metrics.items()
     title = f"{style.label(x)} against {style.label(y)}"
@@ -87,7 +87,7 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
         return style.figure(title, empty=f"no trial has reported a finite {x} and {y}")
     rest = np.flatnonzero(finite & ~found.on_front)
     made = style.figure(title, f"{len(found.members)} of {int(finite.sum()):,} results are not dominated")
-    # The best of x comes first; until the next one's x is reached, its y is the best there is.
+    # The front starts at the best x; up to the next member's x, a member's y is the best.
     dots = {"mode": "markers", "marker": {"color": style.QUIET, "size": 5, "opacity": 0.6}}
     steps = {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8}
     for name, chosen, look in (("other results", rest, dots), ("front", found.members, steps)):

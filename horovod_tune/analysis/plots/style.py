@@ -98,7 +98,7 @@ def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any
 
 
 def time_axis(seconds: float) -> tuple[dict[str, Any], float]:
-    """Return a time axis in a unit that suits so many seconds, and the unit's length in seconds."""
+    """Return a time axis in a unit that suits a span of `seconds`, and the unit's length in seconds."""
     unit, length = next((each for each in _TIME_UNITS if seconds >= 2 * each[1]), _TIME_UNITS[-1])
     return {"title": {"text": f"wall-clock time ({unit})"}}, length
 
@@ -124,7 +124,7 @@ def parameter_axis(parameter: Parameter) -> dict[str, Any]:
     pad = 0.03 * (high - low)
     axis |= {"range": [low - pad, high + pad]}
     if parameter.log:
-        # If the axis has little more than a decade, Plotly 6 draws some whole decades at y = -Infinity.
+        # If the axis spans little more than a decade, Plotly 6 draws some whole decades at y = -Infinity.
         return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 2 else None}
     return axis
 

@@ -44,7 +44,7 @@ class Folder:
     """A folder of a pyarrow filesystem; `shown` is its path or URI as a user writes it.
 
     `top` is the experiment's folder, by default this one; links may not lead out of it. `staged` is the copy
-    that the experiment's driver writes first; of a file in both, the longer one is read.
+    that the experiment's driver writes first; if a file is in both, the longer one is read.
     """
 
     filesystem: pafs.FileSystem
@@ -140,7 +140,7 @@ class Folder:
 
 
 def _on_this_machine(filesystem: Any, path: str) -> str | None:
-    """Return the local path of a path on a pyarrow filesystem; None if that is not a local one."""
+    """Return the local path of a path on a pyarrow filesystem; None if the filesystem is not local."""
     while isinstance(filesystem, pafs.SubTreeFileSystem):
         path = f"{filesystem.base_path.rstrip('/')}/{path.lstrip('/')}"
         filesystem = filesystem.base_fs
@@ -148,7 +148,7 @@ def _on_this_machine(filesystem: Any, path: str) -> str | None:
 
 
 def has_uri(filesystem: pafs.FileSystem) -> bool:
-    """Return True if a filesystem has URIs: not a local one, one made in Python, or a part of another."""
+    """Return True if a filesystem has URIs; local ones, those made in Python and subtrees have none."""
     return filesystem.type_name not in ("local", "subtree") and "::" not in filesystem.type_name
 
 

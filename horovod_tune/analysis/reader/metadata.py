@@ -23,7 +23,7 @@ def metadata_of(
     trial_ids: Collection[str],
     problems: list[Problem],
 ) -> dict[str, Any]:
-    """Return what the driver of these trials wrote, and what only `BayesOptSearch` saved.
+    """Return what the driver of these trials wrote, completed by what `BayesOptSearch` saved.
 
     `entries` are the folder's and those of its staged copy. Only a state of `BayesOptSearch` with one of
     `stamps` in its name is read, because the folder may have several searches.

@@ -1,7 +1,7 @@
 """Reads Tune's JSON into plain data of bounded depth.
 
-The files may come from anywhere, nested so deep that every later step fails, or with text that is not valid
-Unicode. `plain` cuts off or escapes these parts and reports them. No pickle is opened.
+The files may come from anywhere. They may be nested so deeply that every later step fails, or have text that
+is not valid Unicode: `plain` cuts off or escapes such parts and reports them. No pickle is opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(data: bytes) -> tuple[Any, list[str]]:
-    """Return JSON in UTF-8 as plain data, and the names of what had to be cut off or replaced.
+    """Return JSON in UTF-8 as plain data, and descriptions of what had to be cut off or replaced.
 
     Raises `ValueError` if it is not JSON, or nested too deeply to be parsed.
     """

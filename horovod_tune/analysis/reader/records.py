@@ -10,7 +10,7 @@ from horovod_tune.analysis.scoring import Limit
 
 @dataclass(frozen=True)
 class Problem:
-    """A part that could not be read, or not completely; `where` names the trial or the file."""
+    """A part that could not be read completely, or at all; `where` names the trial or the file."""
 
     where: str
     what: str
@@ -73,7 +73,7 @@ class ExperimentRecord:
     `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` is
     True if the folder was copied, so that its files' times are not those of the search. `domains` are the
     search space's. `limits`, and the metrics with their modes in `front`, are those that `BayesOptSearch` was
-    given. `metadata` is all that the driver wrote.
+    given. `metadata` is everything in the driver's metadata file.
     """
 
     name: str

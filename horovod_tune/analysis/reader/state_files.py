@@ -1,8 +1,8 @@
 """The state files of an experiment, `experiment_state-<its driver's start>.json`: every trial's state.
 
-A restored search writes a new one that has the earlier trials too; a search that was started again under the
-same name writes into the same folder, and its file has other trials. The format is JSON within JSON, private
-to Tune (checked against Ray 2.60.0); what Tune could only write as a pickle is not read.
+A restored search writes a new state file, which has the earlier trials too. Another search of the same name
+writes into the same folder, but its file has other trials. The format is JSON within JSON, private to Tune
+(checked against Ray 2.60.0); what Tune could only write as a pickle is not read.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _trial(
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One search: its state files, the newest first. `name` is what `analyze(…, run=…)` takes."""
+    """One search: its state files, the newest first. `analyze(…, run=name)` selects it."""
 
     files: tuple[StateFile, ...]
 
@@ -164,9 +164,9 @@ def runs_of(files: Iterable[StateFile]) -> list[Run]:
 def choose(
     runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None
 ) -> Run | None:
-    """Return the run of that name, or that of these trials, or the newest; None if there is none.
+    """Return the run `name`, or the one with most of `trial_ids`, or the newest; None if there is none.
 
-    Raises `ValueError` for a name that no run has.
+    Raises `ValueError` if no run has the name.
     """
     if name is not None:
         for run in runs:

@@ -1,6 +1,6 @@
 """Reads one trial's folder: `result.json` (one report per line) or `progress.csv`, `params.json`, the error.
 
-Tune's private files, checked against Ray 2.60.0.
+The format of these files is private to Tune (checked against Ray 2.60.0).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import OBJECT, mapping, read_json, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
-_LARGEST_ERROR = 200_000  # bytes; of a longer error the two ends are kept
+_LARGEST_ERROR = 200_000  # bytes; the middle of a longer error is left out
 
 
 def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Problem]]:

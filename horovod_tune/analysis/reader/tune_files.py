@@ -22,7 +22,7 @@ from horovod_tune.analysis.reader.trial_files import with_files
 _TRIAL_FILES = ("result.json", "params.json", "progress.csv")
 _EQUAL = 4  # this many trials with the same problem share one line
 _COPIED_S = 3600.0  # a search writes its first file within this time of its driver's start
-_READERS = 16  # each request to cloud storage has a high latency; on a local disk it makes no difference
+_READERS = 16  # threads: each request to cloud storage has a high latency (a local disk needs only one)
 
 
 def result_of(returned: Any) -> tuple[Folder, tuple[str | None, str | None], frozenset[str] | None]:
@@ -58,7 +58,7 @@ def read_experiment(
     chosen = choose(runs, run, trial_ids)
     others = {trial_id for other in runs if other is not chosen for trial_id in other.trial_ids}
     state = chosen.files[0] if chosen is not None else None
-    # Even if no state file can be read, a name leads to its driver's staged copy on this machine.
+    # A state file's name leads to its driver's staged copy on this machine, even if the file cannot be read.
     name = state.name if state is not None else max(filter(is_state, (e.name for e in entries)), default="")
     folder, state = _with_staged(folder, name, state)
     listed = [*entries, *(folder.staged.entries() if folder.staged is not None else ())]
@@ -130,7 +130,7 @@ def _together(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[StateFile]:
-    """Return the readable state files; a restored search, or several searches, have several."""
+    """Return the readable state files; each driver that wrote into the folder has its own."""
     found = []
     for entry in entries:
         if is_state(entry.name):
@@ -162,10 +162,7 @@ def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Fo
 def _trials_without_state(
     folder: Folder, entries: Iterable[Entry], taken: Collection[str]
 ) -> list[TrialRecord]:
-    """Return the trials that no state file names, because it was lost or is older.
-
-    Their `number` is -1.
-    """
+    """Return the trials that no state file names, as theirs was lost or is older; their `number` is -1."""
     found: list[TrialRecord] = []
     for name in sorted({entry.name for entry in entries if entry.is_dir}.difference(taken)):
         place = folder.below(name)
@@ -176,7 +173,7 @@ def _trials_without_state(
 
 
 def _is_older(trial: TrialRecord, run: Run | None) -> bool:
-    """Return True if a trial ended before the search began, so that it belongs to one whose state is lost."""
+    """Return True if a trial ended before the search began: another search, whose state is lost, ran it."""
     began = run.sessions[0] if run is not None and run.sessions else -math.inf
     return trial.end_time is not None and trial.end_time < began - 1.0
 

@@ -40,10 +40,10 @@ def write_report(
 
 
 def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> str:
-    """Return the report as one HTML page that loads nothing.
+    """Return the report as one HTML page that loads nothing else.
 
-    `pareto`, metrics and their modes as for `Analysis.pareto_front`, adds a section on them; by default they
-    are those of `BayesOptSearch`, if it optimised several. Raises `ValueError` if no trial reported one.
+    `pareto` maps metrics to modes, as in `Analysis.pareto_front`, and adds a section on them; by default they
+    are those of `BayesOptSearch`, if it optimised several. Raises `ValueError` as that method does.
 
     The page's content security policy allows no network access, and only its own scripts (by hash).
     """
@@ -157,7 +157,7 @@ def _space(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def _failures(analysis: Analysis) -> list[tuple[str, list[str], str]]:
-    """Return each kind of failure: its line, the trials' ids, the first one's text; most common first."""
+    """Return each kind of failure, most common first: its line, the trials' ids, the first trial's text."""
     errors = analysis.errors()
     groups: dict[str, list[str]] = {}
     for trial_id, text in errors.items():

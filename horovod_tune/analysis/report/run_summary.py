@@ -54,7 +54,7 @@ def statuses(analysis: Analysis) -> str:
 
 
 def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return (name, text) pairs that describe the run, also for what was not recorded."""
+    """Return (name, text) pairs that describe the run, including what was not recorded."""
     record, written = analysis.record, analysis.record.metadata
     budget = f" (budget: {duration(record.time_budget_s)})" if record.time_budget_s else ""
     comparison = comparison_text(analysis) if analysis.mode else f"mode {NOT_KNOWN}"
@@ -88,11 +88,11 @@ def state_text(analysis: Analysis) -> str:
 
 
 def comparison_text(analysis: Analysis) -> str:
-    """Return as text how trials are compared."""
-    compared = "each trial's last value" if analysis.scope == "last" else "each trial's best value"
+    """Describe how trials are compared."""
+    compared = "last value" if analysis.scope == "last" else "best value"
     word = "lower" if analysis.mode == "min" else "higher"
-    within = f" if they meet {' and '.join(map(str, analysis.limits))}" if analysis.limits else ""
-    return f"{word} is better; trials are compared by {compared}{within}"
+    within = f" that meet {' and '.join(map(str, analysis.limits))}" if analysis.limits else ""
+    return f"{word} is better; trials{within} are compared by their {compared}"
 
 
 def trials_text(analysis: Analysis) -> str:

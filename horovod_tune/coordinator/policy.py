@@ -127,7 +127,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     if now.has_stalled and not now.lost:
         return Fail()  # the ranks call different collectives, and would again in the next world
     if now.worlds_without_report > WORLDS_WITHOUT_REPORT:
-        return Fail(f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported.")
+        return Fail(f"More than {WORLDS_WITHOUT_REPORT} worlds in a row broke before a report.")
     if limits.can_continue_with(now.members + now.ready):
         return Action.REFORM
     if now.elapsed_s <= limits.wait_s:

@@ -35,7 +35,7 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Return free memory to the kernel between two trials; up to 64 MB per heap stay for the next one."""
+    """Return free memory to the kernel between two trials."""
     trim = _of_libc("malloc_trim")
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
 """Runs in each rank with a GPU: ends waits for NCCL collectives that cannot complete.
 
 If another rank dies or never enters a collective, this rank would wait for its GPU until torch's watchdog
-kills the process, a minute later. Instead, the groups are aborted immediately. That ends the wait without an
+kills the process. Instead, the groups are aborted immediately. That ends the wait without an
 error: the function continues with invalid data up to its next collective, report or commit, which raises.
 
 Checked against torch 2.11 and NCCL 2.28: `get_error` of ProcessGroupNCCL, which torch 2.7 and later have.

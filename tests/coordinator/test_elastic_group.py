@@ -138,7 +138,7 @@ def test_worlds_that_break_repeatedly_without_a_report_fail_the_trial(
         trial.clock.call_later(1.0, break_it)
 
     trial.clock.call_later(1.0, break_it)
-    reason = f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported"
+    reason = f"More than {WORLDS_WITHOUT_REPORT} worlds in a row broke before a report"
     with pytest.raises(TrainingFailed, match=reason):
         trial.group.next_event()
 

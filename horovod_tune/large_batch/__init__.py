@@ -1,10 +1,10 @@
-"""What changes when training scales out, as small pieces for a training function.
+"""Building blocks for training with large batches, for use in a training function.
 
 curves.py, lr_scheduler.py        learning rates for a global batch of any size
 layer_wise.py, lars.py, lamb.py   layer-wise optimisers
-batches.py, accumulation.py       a global batch in several passes; what follows when batch or world change
+batches.py, accumulation.py       a global batch in several passes, also if its size or the ranks change
 noise_scale.py, growth.py         which batch size is enough, and batches that grow
-configuration.py, recipe.py       a configuration as optimiser, schedule and accumulation
+configuration.py, recipe.py       optimiser, schedule and accumulation from a configuration
 
 All of it runs in each rank of a trial, of `horovodrun` or of `torchrun`, or in a single process.
 """

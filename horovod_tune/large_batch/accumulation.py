@@ -1,4 +1,4 @@
-"""Runs in each rank: an optimiser step from several passes, with communication in the last of them."""
+"""Runs in each rank: an optimiser step from several passes, with one average over the ranks per step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StepResult(NamedTuple):
     """The result of an optimiser step.
 
     Attributes:
-        stepped: False if a GradScaler skipped the step because of an overflow, which it does on all ranks.
+        stepped: False if a GradScaler skipped the step because of an overflow; all ranks skip it together.
         samples: The number of samples in the step, over all ranks and passes.
         gradient_norm: The norm of the averaged gradient before clipping; None without `max_norm`, except in
             steps that measure the noise scale.
@@ -36,42 +36,42 @@ class StepResult(NamedTuple):
 
 
 class GradientAccumulator:
-    r"""Makes one optimiser step out of several backward passes on each rank.
+    r"""Makes one optimiser step out of a group of backward passes on each rank.
 
     .. math:: g = \sum_{r,i} n_{ri} \nabla L_{ri} \Big/ \sum_{r,i} n_{ri}
 
-    where :math:`L_{ri}` is the mean loss of the :math:`n_{ri}` samples in pass i of rank r: the gradient of
-    the mean loss over all samples of the step, even if the last group (the passes of one step) is shorter, or
-    ranks have different numbers of samples. Horovod's ``backward_passes_per_step`` only sums the passes, and
-    weighs a short pass like a long one.
+    where :math:`L_{ri}` is the mean loss of the :math:`n_{ri}` samples in pass i of rank r. This g is the
+    gradient of the mean loss over all samples of the step, even if the last group is shorter or ranks have
+    different numbers of samples. Horovod's ``backward_passes_per_step`` only sums the passes: a short pass
+    has the same weight as a long one.
 
-    In `step`, in this order: average over the ranks, unscale (AMP), clip by the global norm, optimiser step,
-    schedule, zero the gradients. Overflows are detected after the average, so that all ranks skip a step or
-    none does, and the schedule counts optimiser steps only.
+    `step` averages over the ranks, unscales (AMP), clips by the global norm, updates the weights, advances
+    the schedule and zeroes the gradients, in this order. Overflows are detected after the average, so that
+    all ranks skip a step or none does. The schedule does not count skipped steps.
 
     Every rank must call `step` the same number of times. A rank without samples for a step calls `step`
     without calling `backward` first.
 
     Args:
-        optimizer: With several ranks of Horovod an ``hvd.DistributedOptimizer``, with ``op=Average`` or
+        optimizer: With several Horovod ranks, an ``hvd.DistributedOptimizer`` with ``op=Average`` or
             ``Sum``; its ``backward_passes_per_step`` is set here. With torch.distributed, any optimiser.
         passes: Backward passes in a full group.
-        local_batch_size: Samples of this rank in a full group. Gradients are divided by it before they are
-            sent, since half precision might overflow; the result does not depend on it.
+        local_batch_size: Samples of this rank in a full group. Summed losses are divided by it, so that half
+            precision gradients do not overflow; the result does not depend on it.
         max_norm: The global norm that gradients are clipped to.
         scaler: A ``torch.amp.GradScaler``.
         scheduler: Its `step()` is called after each optimiser step.
         noise_scale: A `NoiseScale`, which is updated in every ``noise_scale.every``-th step.
-        model: The model that is trained; only torch.distributed needs it. A ``DistributedDataParallel`` no
-            longer averages in its backward passes, as in its ``no_sync()``; `step` does.
+        model: The model that is trained; only torch.distributed needs it. A ``DistributedDataParallel``
+            stops averaging in backward passes, as under ``no_sync()``: `step` averages instead.
 
     Raises:
-        HyperparameterError: A number is out of bounds; the optimiser does not average over the ranks; the
-            model is missing or sharded; or a noise scale is requested for a single pass on a single rank.
+        HyperparameterError: A number is out of bounds; the optimiser neither averages nor sums over ranks;
+            the model is missing or sharded; or a noise scale is requested for one pass on one rank.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> accumulator = GradientAccumulator(torch.optim.SGD([weight], lr=1.0), passes=2, local_batch_size=4)
-    >>> for samples in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([6.0])):  # not 3 + 1 equal ones
+    >>> for samples in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([6.0])):  # two unequal passes
     ...     accumulator.backward((weight * samples).mean(), samples=len(samples))
     >>> accumulator.step()
     StepResult(stepped=True, samples=4, gradient_norm=None)
@@ -111,7 +111,7 @@ class GradientAccumulator:
         self.resize(passes, local_batch_size)
         if noise_scale is not None and self._world_size * passes == 1:
             raise bounds.HyperparameterError(
-                "passes must be at least 2 on one rank with a noise scale, as it compares batch sizes; got 1"
+                "passes must be at least 2 on one rank, as a noise scale compares two batch sizes; got 1"
             )
 
     @property
@@ -129,7 +129,7 @@ class GradientAccumulator:
         local_batch_size = bounds.count("local_batch_size", local_batch_size, passes)
         if self._done:
             done = f"{self._done} of {self.passes} passes are done"
-            raise bounds.HyperparameterError(f"a group must not change after it has begun, {done}")
+            raise bounds.HyperparameterError(f"resize() must be called between two steps, but {done}")
         self.passes, self.local_batch_size = passes, local_batch_size
         if hasattr(self.optimizer, "set_backward_passes_per_step"):
             self.optimizer.set_backward_passes_per_step(passes)
@@ -138,7 +138,7 @@ class GradientAccumulator:
         """Discard an unfinished group after the world has changed; return the new number of ranks.
 
         Raises:
-            HyperparameterError: The optimiser was made in a world of one rank, and is in a larger one now.
+            HyperparameterError: Horovod's optimiser was made for a single rank, and there are more now.
         """
         self._world_size = world_size(self.process_set)
         if self._made_alone and self._world_size > 1 and torch_distributed() is None:
@@ -147,17 +147,17 @@ class GradientAccumulator:
                 "rank, for which Horovod prepares no average"
             )
         self._start_group()
-        # Horovod's wrapper forgets the collectives that were under way when it loads a state.
+        # Loading a state makes Horovod's wrapper forget its pending collectives.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.optimizer.zero_grad()
         return self._world_size
 
     def backward(self, loss: torch.Tensor, *, samples: int) -> None:
-        """Compute the gradients of a pass and add them up; the last pass of a full group starts the average.
+        """Add the gradients of a pass to the group's; with Horovod, the last pass starts the average.
 
         Args:
             loss: The mean loss of the pass, a scalar.
-            samples: How many samples it is the mean of.
+            samples: The number of samples in the pass.
 
         Raises:
             HyperparameterError: `samples` is below 1, or the group is full.
@@ -187,8 +187,8 @@ class GradientAccumulator:
         """Average over passes and ranks and perform the optimiser step; the group need not be full.
 
         Raises:
-            HyperparameterError: No rank has samples; or the gradient is not finite, `max_norm` or the noise
-                scale needs its norm, and there is no scaler to skip the step. Raised on all ranks.
+            HyperparameterError: No rank has samples; or the gradient is not finite, there is no scaler to
+                skip the step, and the norm is needed (`max_norm`, noise scale). Raised on all ranks.
         """
         measures = self._measures
         row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]
@@ -200,7 +200,7 @@ class GradientAccumulator:
         numbers, dones, squares, inverses, steps, measured = zip(*pending(), strict=True)
         samples, passes = sum(numbers), sum(dones)
         self._start_group()
-        # A rank that joins counts from 0: from the next step on, all measure in the same steps.
+        # A rank that joins starts at 0. From here on all ranks have the same count, so they measure together.
         self._steps = int(max(steps)) + 1
         bounds.count("samples over all ranks", int(samples))
         if self.scaler is not None:

@@ -45,13 +45,13 @@ def split_batch(
     Args:
         global_batch_size: Samples in an optimiser step, over all ranks.
         world_size: Ranks.
-        max_micro_batch_size: The most samples that a rank takes in a pass, for its memory; by default as many
-            as there are.
-        even: If True, all ranks must have the same number of samples. Otherwise some have one less, for
-            worlds that change their size; `GradientAccumulator` weights each sample equally.
+        max_micro_batch_size: The most samples that fit into a rank's memory in one pass; by default, there
+            is no limit.
+        even: If True, all ranks must have the same number of samples. If False, any world size is allowed,
+            and some ranks may have one less; `GradientAccumulator` weights each sample equally.
 
     Raises:
-        HyperparameterError: A number is below 1, or `even` and `world_size` does not divide the batch.
+        HyperparameterError: A number is below 1, or `even` is True and the batch cannot be split evenly.
 
     >>> split_batch(4096, 8, max_micro_batch_size=128)
     BatchSplit(global_batch_size=4096, world_size=8, passes=4, micro_batch_size=128)
@@ -90,7 +90,7 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
         rank: This rank.
 
     Raises:
-        HyperparameterError: `order` is not such a tensor, or `rank` is not in the world.
+        HyperparameterError: `order` is not a one-dimensional tensor, or `rank` is not in the world.
 
     >>> order = torch.arange(10)
     >>> for passes in rank_passes(order, split_batch(8, 2, max_micro_batch_size=2), rank=1):
@@ -105,7 +105,7 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
         shape = f" of shape {tuple(order.shape)}" if hasattr(order, "shape") else ""
         raise bounds.HyperparameterError(
             f"order must be a tensor of indices, shape (samples,), got {type(order).__name__}{shape}; "
-            "torch.as_tensor makes one of a list or an array"
+            "torch.as_tensor converts a list or an array"
         )
     for batch in order.split(split.global_batch_size):
         mine = batch[rank::world_size]
@@ -113,7 +113,7 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
 
 
 def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
-    """Return the optimiser steps in an epoch; the last one may have fewer samples.
+    """Return the number of optimiser steps in an epoch; the last step may have fewer samples.
 
     Args:
         num_samples: Samples of the training set, over all ranks.
@@ -130,19 +130,19 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
 
 
 class GlobalBatch:
-    """Changes accumulator and scheduler together when the batch or the world changes.
+    """Adjusts an accumulator and a scheduler when the global batch or the number of ranks changes.
 
-    The rate follows the batch by the scheduler's rule, and its schedule continues at the same epoch.
+    The scheduler scales the rate with the batch by its rule, and continues at the same epoch.
 
     Args:
         split: The split that the training starts with, in this world.
         accumulator: Its passes change.
         scheduler: Its rates and steps per epoch change.
         num_samples: Samples in the training set, over all ranks.
-        max_micro_batch_size: The most samples of a rank in a pass; by default as many as at the start.
-        keep: What a world of another size keeps: the ``global`` batch, by more or fewer passes at the same
-            rate, or each rank's ``local`` batch, so that the global batch and the rate change.
-        even: If True, a batch that a world does not divide is an error.
+        max_micro_batch_size: The most samples of a rank in a pass; by default ``split.micro_batch_size``.
+        keep: What to keep when the number of ranks changes: ``global`` keeps the global batch and the rate,
+            in more or fewer passes; ``local`` keeps each rank's batch, so the global batch and rate change.
+        even: If True, a global batch that is not a multiple of the number of ranks is an error.
 
     Raises:
         HyperparameterError: A number is out of bounds.
@@ -176,8 +176,8 @@ class GlobalBatch:
         Every rank must call it. An unfinished group of passes is discarded.
 
         Raises:
-            HyperparameterError: `even`, and the new world does not divide the batch; or Horovod's optimiser
-                was made in a world of one rank, for which it prepares no average.
+            HyperparameterError: `even` is True and the new world size does not divide the batch; or Horovod's
+                optimiser was made in a world of one rank, for which it prepares no average.
         """
         world = self._accumulator.restart()
         before = self.split

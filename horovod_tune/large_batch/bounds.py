@@ -45,7 +45,7 @@ def number(
 
 
 def count(name: str, value: Any, bound: int = 1) -> int:
-    """Return `value` as an int that is at least `bound`; integers of NumPy are integers too.
+    """Return `value` as an int that is at least `bound`; NumPy's integers are accepted.
 
     >>> count("world_size", 0)
     Traceback (most recent call last):
@@ -57,7 +57,7 @@ def count(name: str, value: Any, bound: int = 1) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool; 0 and 1 are flags too, as are NumPy's.
+    """Return `value` as a bool; 0, 1 and NumPy's bools are accepted.
 
     >>> flag("nesterov", "no")
     Traceback (most recent call last):

@@ -14,9 +14,9 @@ from horovod_tune.large_batch.lars import Lars
 from horovod_tune.large_batch.layer_wise import parameter_groups
 from horovod_tune.large_batch.lr_scheduler import RULE_OF_OPTIMIZER, RULES
 
-# What `relative_lr` is relative to, for batches of dozens to hundreds of samples: SGD as in Goyal et al.
-# (2017), AdamW as in torch. With LARS (times `trust`) and LAMB it is about the fraction of its weights by
-# which a layer changes per step.
+# The rates that `relative_lr` multiplies, for batches of dozens to hundreds of samples: SGD as in Goyal et
+# al. (2017), AdamW as in torch. The rate of LAMB, and that of LARS times `trust`, is about the fraction by
+# which a layer's weights change per step.
 USUAL_RATE = {"sgd": 0.1, "lars": 0.1, "adamw": 1e-3, "lamb": 5e-3}
 
 SCHEDULES = ("constant", "multi_step", "polynomial", "cosine", "one_cycle", "inverse_sqrt")
@@ -32,8 +32,8 @@ _OPTIONAL: dict[str, Any] = {
     "momentum": 0.9,
     "nesterov": False,
     "weight_decay": 0.0,
-    # Biases and normalisation train at the full rate: with the paper's 0.001, layers move only at rates of 5
-    # and more, at which networks without normalisation diverge.
+    # With the paper's 0.001, layers move only at rates of 5 and more. Biases and normalisation train at the
+    # full rate, so networks without normalisation would diverge.
     "trust": 0.05,
     "betas": (0.9, 0.999),
     "eps": 1e-8,
@@ -50,7 +50,7 @@ _KNOWN = _REQUIRED | set(_OPTIONAL)
 # A configuration has exactly one of each pair.
 _ONE_OF = (("lr", "relative_lr"), ("global_batch_size", "local_batch_size"))
 
-# Names of these keys in other libraries; next to the right name, one would contradict it.
+# Other libraries' names for these keys; always an error, since one could contradict the right key.
 _OTHER_NAMES = {"learning_rate": "lr", "epoch": "epochs", "num_epochs": "epochs"}
 _OTHER_NAMES |= {"warmup": "warmup_epochs", "wd": "weight_decay", "rule": "scaling"}
 
@@ -74,7 +74,7 @@ def likely_key(key: str, missing: Set[str]) -> str | None:
 
 
 def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with defaults; check the values that no part checks itself."""
+    """Return the configuration with defaults, after checking the values that nothing else checks."""
     if not isinstance(config, Mapping):
         raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
     missing = _KNOWN - set(config)
@@ -100,7 +100,7 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     if values["lr"] is None:
         bounds.number("relative_lr", values["relative_lr"], more_than=0)
         values["lr"] = values["relative_lr"] * USUAL_RATE[values["optimizer"]]
-    # Python's own numbers: a checkpoint with NumPy's is refused by torch.load(weights_only=True).
+    # Python's own numbers, since torch.load(weights_only=True) refuses a checkpoint with NumPy's.
     values["lr"] = bounds.number("lr", values["lr"], more_than=0)
     for name in ("weight_decay", "trust", "eps"):
         values[name] = bounds.number(name, values[name], at_least=0)

@@ -1,4 +1,4 @@
-"""Schedules as functions of time: the fraction of the peak learning rate that is used at a time.
+"""Schedules as functions of time: the learning rate as a fraction of its peak.
 
 Time is a float in the unit of the lengths: epochs, or optimiser steps in a `LargeBatchLR` with
 `steps_per_epoch=1`. Each schedule is a frozen dataclass, so that it can be compared, printed and pickled.
@@ -31,7 +31,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class MultiStep:
-    r"""The rate times `gamma` from each milestone on: :math:`\gamma^{|\{m \le t\}|}`.
+    r"""Multiplied by `gamma` at each milestone: :math:`\gamma^{|\{m \le t\}|}`.
 
     >>> decay = MultiStep([30, 60, 80], gamma=0.5)
     >>> [decay(time) for time in (0, 29.9, 30, 60, 99)]
@@ -98,7 +98,7 @@ class OneCycle:
     r"""Up from `start` to 1 in the first `rise` of the `length`, then down to `end`, both along cosines.
 
     (Smith and Topin 2018, arXiv:1708.07120; the defaults are those of `torch.optim.lr_scheduler.OneCycleLR`.
-    It is a warm-up already.)
+    It needs no `Warmup`.)
 
     >>> cycle = OneCycle(10, rise=0.5, start=0.2, end=0.0)
     >>> [round(cycle(time), 12) for time in (0, 2.5, 5, 7.5, 10)]
@@ -151,8 +151,8 @@ class Warmup:
         then: The schedule afterwards. Its time starts when the warm-up ends.
         start: The fraction of the peak rate in the first step. Goyal et al. start at the base rate, which is
             ``start=1 / scaling_factor(...)``.
-        overlap: If True, the time of `then` starts with the training, as do its milestones, and its value is
-            multiplied by the ramp during the warm-up.
+        overlap: If True, `then` (with its milestones) counts time from the start of training, and its value
+            is multiplied by the ramp during the warm-up.
 
     >>> schedule = Warmup(4, then=Cosine(10), start=0.5)
     >>> [round(schedule(time), 12) for time in (0, 2, 4, 9, 14)]

@@ -21,13 +21,13 @@ class BatchGrowth:
     batch.
 
     Args:
-        policy: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth` or an object of your own, whose
+        policy: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth` or an object of your own. Its
             ``growth(epoch, global_batch_size, measure)`` returns the factor to multiply the batch by, the
-            same on all ranks, and whose state is in attributes with names that begin with ``_``.
+            same on all ranks. Its attributes whose names begin with ``_`` are saved as its state.
         batch: The batch to grow: that of `from_config`, or one of your own.
         max_global_batch_size: The limit of growth.
-        decay_at_limit: If True, the rate falls by the part of a growth that the limit does not allow (Smith
-            et al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
+        decay_at_limit: If True, the rate is divided by the part of the factor that the limit does not allow
+            (Smith et al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
 
     Raises:
         HyperparameterError: The limit is below the batch at the start.
@@ -56,7 +56,7 @@ class BatchGrowth:
         size = self.batch.split.global_batch_size
         wanted = self.policy.growth(float(self.batch.scheduler.epoch), size, measure)
         bounds.count("growth", wanted)
-        # More workers may have brought the batch beyond the limit: it does not shrink for that.
+        # More workers may have brought the batch beyond the limit; it is not shrunk in that case.
         factor = max(1, min(wanted, self._limit // size))
         if factor > 1:
             self.batch.resize(size * factor)
@@ -78,9 +78,9 @@ class BatchGrowth:
 class FixedGrowth:
     r"""Multiply the batch by `factor` at each milestone.
 
-    AdaBatch (Devarakonda et al. 2017, arXiv:1712.02029) doubles it every so many epochs; Smith et al. (2018,
-    arXiv:1711.00489) multiply it by q where a schedule would divide the rate by q, and keep the rate
-    (``rule="none"`` of `LargeBatchLR`).
+    AdaBatch (Devarakonda et al. 2017, arXiv:1712.02029) doubles the batch at fixed intervals. Smith et al.
+    (2018, arXiv:1711.00489) multiply the batch by q where a schedule would divide the rate by q, and keep the
+    rate (``rule="none"`` of `LargeBatchLR`).
 
     Args:
         milestones: Epochs, increasing.
@@ -97,7 +97,7 @@ class FixedGrowth:
         self._passed = 0
 
     def growth(self, epoch: float, global_batch_size: int, measure: Any = None) -> int:
-        """Return `factor` to the power of the milestones passed since the last call."""
+        """Return `factor` to the power of the number of milestones passed since the last call."""
         passed = max(bisect_right(self.milestones, epoch), self._passed)
         factor = self.factor ** (passed - self._passed)
         self._passed = passed
@@ -105,16 +105,16 @@ class FixedGrowth:
 
 
 class NoiseScaleGrowth:
-    r"""Multiply the batch by `factor` while the noise scale surely allows it (McCandlish et al. 2018).
+    r"""Multiply the batch by `factor` while it stays below the noise scale (McCandlish et al. 2018).
 
     .. math:: B \leftarrow f B \quad \text{while } c\,\mathrm{low}(B_{simple}) \ge f B
 
-    with the lower end of the confidence interval. In our measurements this saved no steps.
+    where low is the lower end of the confidence interval. In our measurements this saved no steps.
 
     Args:
         factor: The growth factor, an integer of at least 2.
-        fraction: c, the batch size wanted in units of the noise scale. At 1, training takes about twice the
-            samples of the smallest batch, and twice the steps of the largest.
+        fraction: c, the wanted batch size as a multiple of the noise scale. At 1, training needs about twice
+            as many samples as with the smallest batch, and twice as many steps as with the largest.
 
     >>> estimate = NoiseEstimate(1000.0, low=600.0, high=2000.0, squared_gradient=1.0, trace=1000.0)
     >>> [NoiseScaleGrowth().growth(3, batch, estimate) for batch in (64, 256, 512)]
@@ -140,7 +140,7 @@ class CurvatureGrowth:
     r"""Multiply the batch by `factor` when the loss gets flatter (ABSA, Yao et al. 2018, arXiv:1810.01021).
 
     The batch grows when the Hessian's `largest_eigenvalue` has fallen below 1 / `decay` of what it was at the
-    last growth, or `duration` epochs after that. In our measurements training with it mostly diverged.
+    last growth, or `duration` epochs after that. In our measurements this mostly made training diverge.
 
     Args:
         factor: The growth factor, an integer of at least 2.
@@ -178,18 +178,18 @@ def largest_eigenvalue(
     max_products: int = 20,
     tolerance: float = 0.01,
 ) -> float:
-    r"""Return the eigenvalue of largest magnitude of the loss's Hessian, with its sign.
+    r"""Return the eigenvalue of the loss's Hessian that is largest in magnitude, with its sign.
 
     .. math:: v \leftarrow Hv / \|Hv\|, \quad \lambda = v^T H v
 
-    with :math:`Hv = \nabla (v^T \nabla L)`, exactly and without the matrix (Yao et al. 2018,
-    arXiv:1802.08241, algorithm 1). In a world of several ranks it is that of the mean loss: every rank
-    calls it, with a sub-sample of its own.
+    where :math:`Hv = \nabla (v^T \nabla L)` is computed exactly, without forming H (Yao et al. 2018,
+    arXiv:1802.08241, algorithm 1). With several ranks, L is the mean of their losses. Every rank must call
+    this function, with a sub-sample of its own.
 
     Args:
         loss: Computes the mean loss of a sub-sample; it is called once.
         parameters: The parameters of the Hessian; those that require no gradient are left out.
-        max_products: The most products of the Hessian with a vector; each costs about two gradients.
+        max_products: The most Hessian-vector products; each costs about as much as two gradients.
         tolerance: Relative change of the eigenvalue at which to stop.
 
     Raises:
@@ -205,7 +205,7 @@ def largest_eigenvalue(
     bounds.number("tolerance", tolerance, more_than=0)
     chosen = [parameter for parameter in parameters if parameter.requires_grad]
     if not chosen:
-        raise bounds.HyperparameterError("parameters must have one that requires a gradient, got none")
+        raise bounds.HyperparameterError("parameters must include one that requires a gradient, got none")
     gradients = torch.autograd.grad(loss(), chosen, create_graph=True, materialize_grads=True)
     flat = torch.cat([each.reshape(-1) for each in gradients])
     # The same first vector on all ranks.

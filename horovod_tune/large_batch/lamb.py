@@ -12,7 +12,7 @@ from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Tenso
 
 
 class Lamb(LayerWiseOptimizer):
-    r"""Adam whose step is, for each layer, proportional to the layer's weights.
+    r"""Adam with the step of each layer proportional to the norm of its weights.
 
     .. math::
         m &\leftarrow \beta_1 m + (1-\beta_1) g,\quad v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
@@ -20,18 +20,18 @@ class Lamb(LayerWiseOptimizer):
         w &\leftarrow w - \eta\, \frac{\|w\|}{\|u\|}\, u
 
     with η = `lr`, λ = `weight_decay` (You et al. 2020, algorithm 2, φ being the identity). Groups with
-    ``layer_wise=False`` step by η u: AdamW. `parameter_groups` makes both.
+    ``layer_wise=False`` step by η u, as in AdamW. `parameter_groups` makes groups of both kinds.
 
-    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N do
-    what one rank with B does. Clip or unscale gradients before the step.
+    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N take
+    the same step as one rank with a batch of B. Clip or unscale gradients before the step.
 
     Args:
-        params: As for any torch optimiser, or what `parameter_groups` returns.
+        params: As for any torch optimiser, or the result of `parameter_groups`.
         lr: The rate η.
         betas: β₁ and β₂.
         eps: ε.
         weight_decay: λ.
-        layer_wise: The default of groups that do not set it.
+        layer_wise: The default for groups that do not set it.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.
@@ -73,7 +73,7 @@ class Lamb(LayerWiseOptimizer):
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        # m / (a sqrt(v) + b) is Adam's step with both corrections of the bias.
+        # m / (a sqrt(v) + b) is Adam's step with both bias corrections.
         update = square.sqrt().mul_(first / math.sqrt(second)).add_(group["eps"] * first)
         torch.div(mean, update, out=update)
         if group["weight_decay"]:

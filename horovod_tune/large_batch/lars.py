@@ -11,7 +11,7 @@ from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Tenso
 
 
 class Lars(LayerWiseOptimizer):
-    r"""SGD with momentum whose rate is, for each layer, proportional to the layer's weights.
+    r"""SGD with momentum and a rate for each layer, proportional to the norm of its weights.
 
     .. math::
         r &= \eta\,\|w\| / (\|g\| + \lambda\|w\|) \\
@@ -20,20 +20,20 @@ class Lars(LayerWiseOptimizer):
 
     with the rate :math:`\gamma`, `trust` :math:`\eta`, `weight_decay` :math:`\lambda` and `momentum`
     :math:`\mu` (You et al. 2017, algorithm 1). Groups with ``layer_wise=False`` have r = 1: plain SGD at the
-    full rate. `parameter_groups` makes both.
+    full rate. `parameter_groups` makes groups of both kinds.
 
-    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N do
-    what one rank with B does. Clip or unscale gradients before the step.
+    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N take
+    the same step as one rank with a batch of B. Clip or unscale gradients before the step.
 
     Args:
-        params: As for any torch optimiser, or what `parameter_groups` returns.
-        lr: The rate. Its size differs from SGD's, as r is proportional to `trust`.
+        params: As for any torch optimiser, or the result of `parameter_groups`.
+        lr: The rate. Its usual values differ from SGD's, since r is proportional to `trust`.
         momentum: The fraction of v that is kept from step to step.
         weight_decay: λ, as in SGD.
         trust: The trust coefficient.
         eps: Added to the denominator of r.
         nesterov: If True, step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
-        layer_wise: The default of groups that do not set it.
+        layer_wise: The default for groups that do not set it.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.

@@ -24,18 +24,18 @@ class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
 
 
 class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
-    """A torch optimiser whose groups have ``layer_wise``, and ``names`` of their parameters if known."""
+    """A torch optimiser whose groups have a flag ``layer_wise`` and, if known, parameter ``names``."""
 
     def __init__(self, params: Any, options: dict[str, Any]) -> None:
-        """Initialise from the subclass's ``locals()``, which are its options and `others`."""
+        """Initialise from the subclass's ``locals()``: its options, and `others`, which are left out."""
         others = ("self", "params", "__class__")
         super().__init__(params, {name: value for name, value in options.items() if name not in others})
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group and give its parameters their state.
 
-        State is made now and not in the first step: `hvd.broadcast_optimizer_state` would make it by a step
-        with zero gradients, in which weight decay changes the weights of the ranks without state.
+        State is made now and not in the first step: otherwise `hvd.broadcast_optimizer_state` would make it
+        by a step with zero gradients, and weight decay would change the weights on ranks without state.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -47,7 +47,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
             self.state[parameter] = self.first_state(parameter)
 
     def name_of(self, parameter: torch.Tensor) -> str:
-        """Return a parameter's name for errors, looked up in the groups so that it works in copies."""
+        """Return a parameter's name for errors, from the groups: this also works in a copied optimiser."""
         for number, group in enumerate(self.param_groups):
             names = group.get("names") or group.get("param_names") or ()
             for index, each in enumerate(group["params"]):
@@ -69,7 +69,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
-        """Step one layer by its gradient and `state`."""
+        """Update one layer from its gradient and its state."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -134,10 +134,10 @@ _HALF = (torch.half, torch.bfloat16)
 def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: Any) -> list[dict[str, Any]]:
     """Return the model's parameters as two groups for `Lars`, `Lamb` or any torch optimiser.
 
-    The second has ``weight_decay=0`` and ``layer_wise=False``: biases and scales, by name and shape, and all
-    parameters of normalisation modules. Their norms may be near 0, and so would a layer-wise rate; decay
-    would pull scales away from 1. (Goyal et al. 2017, section 5.3, and implementations of LARS and LAMB
-    exclude them.) Empty groups and frozen parameters are left out; a shared parameter is listed once.
+    The second group has ``weight_decay=0`` and ``layer_wise=False``. It holds biases and scales, found by
+    name and shape, and all parameters of normalisation modules. Their norms may be near 0, so a layer-wise
+    rate would be too; decay would pull scales away from 1. (Goyal et al. 2017, section 5.3, and LARS and LAMB
+    implementations exclude them.) Empty groups and frozen parameters are left out; shared ones appear once.
 
     Args:
         model: Any module. Its parameters' names go with the groups, for error messages.
@@ -164,7 +164,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
             continue
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise bounds.HyperparameterError(
-                f"model must have seen a batch before its parameters are grouped, {name!r} has no shape yet"
+                f"model must have seen a batch before its parameters are grouped; {name!r} has no shape yet"
             )
         group = groups[not (id(parameter) in excluded or _is_excluded(name, parameter))]
         group["params"].append(parameter)
@@ -191,7 +191,7 @@ def _is_excluded(name: str, parameter: torch.Tensor) -> bool:
 
 
 def _of_normalisation(model: nn.Module) -> list[torch.Tensor]:
-    """Return parameters of normalising modules of any shape, such as ``LayerNorm([8, 4, 4])``'s weight."""
+    """Return the parameters of normalisation modules, even those of several dimensions (`LayerNorm`)."""
     found: list[Any] = []
     for module in model.modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]

@@ -36,7 +36,7 @@ class LargeBatchLR(LRScheduler):
         schedule: A function of the time: one of `horovod_tune.large_batch`, or your own.
         steps_per_epoch: Optimiser steps in an epoch; with 1, the schedule's lengths count steps.
         global_batch_size: Samples in an optimiser step, over all ranks; None for no scaling.
-        base_batch_size: Samples in an optimiser step for which the base rates were tuned.
+        base_batch_size: The global batch size for which the base rates were tuned.
         rule: ``linear``, ``sqrt`` or ``none``; see `scaling_factor`.
 
     Raises:
@@ -82,7 +82,7 @@ class LargeBatchLR(LRScheduler):
             self.global_batch_size = bounds.count("global_batch_size", global_batch_size)
             self.base_batch_size = bounds.count("base_batch_size", base_batch_size)
         self.steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
-        # The exact time in epochs. The base class's constructor calls `step` once.
+        # The exact time in epochs, one step early because the base class's constructor calls `step` once.
         self.epoch = Fraction(-1, self.steps_per_epoch)
         self._reduction = 1.0
         super().__init__(optimizer)
@@ -95,7 +95,7 @@ class LargeBatchLR(LRScheduler):
         return scaling_factor(self.global_batch_size, self.base_batch_size, self.rule)
 
     def step(self) -> None:  # type: ignore[override]
-        """Advance by one optimiser step; the epoch follows from the steps."""
+        """Advance by one optimiser step, and the epoch by 1 / `steps_per_epoch`."""
         self.epoch += Fraction(1, self.steps_per_epoch)
         super().step()
 
@@ -106,7 +106,7 @@ class LargeBatchLR(LRScheduler):
         if not math.isfinite(part) or part < 0:
             got = f"{part!r} at epoch {epoch:g}"
             raise bounds.HyperparameterError(f"schedule must be finite and at least 0, got {got}")
-        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # Added since, with a base rate.
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # Groups added since the last call.
             self.base_lrs.append(copy.copy(group["lr"]))
         factor = self.scale * part * self._reduction
         return [base * factor for base in self.base_lrs]
@@ -115,11 +115,11 @@ class LargeBatchLR(LRScheduler):
         """Continue at the same epoch with another global batch; the rate follows by the scaling rule.
 
         Args:
-            global_batch_size: The new one; None keeps it.
+            global_batch_size: The new global batch size; None keeps the current one.
             steps_per_epoch: Optimiser steps in an epoch from now on.
 
         Raises:
-            HyperparameterError: A number is out of bounds; nothing is changed then.
+            HyperparameterError: A number is out of bounds; nothing has changed in that case.
         """
         steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
         if global_batch_size is not None:
@@ -154,7 +154,7 @@ class LargeBatchLR(LRScheduler):
         call `change_batch` afterwards.
 
         Raises:
-            HyperparameterError: The state is that of another number of parameter groups.
+            HyperparameterError: The state has a different number of parameter groups.
         """
         groups, got = len(self.optimizer.param_groups), state_dict["groups"]
         if got != groups:
@@ -177,28 +177,28 @@ class LargeBatchLR(LRScheduler):
 RULES = ("linear", "sqrt", "none")
 
 # Malladi et al. derive "sqrt" for Adam; You et al. (2020) use it with LAMB. For LARS the papers do not agree
-# on one; its steps depend only on the gradient's direction, whose noise falls with the root of the batch.
+# on a rule; its steps depend only on the gradient's direction, whose noise falls with the root of the batch.
 RULE_OF_OPTIMIZER = {"sgd": "linear", "lars": "sqrt", "adamw": "sqrt", "lamb": "sqrt"}
 
 
 def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "linear") -> float:
-    r"""Return the factor of the base learning rate, with :math:`k = B / B_0`.
+    r"""Return the factor for the base learning rate, with :math:`k = B / B_0`.
 
-    * ``linear``, :math:`k`: SGD with or without momentum (Goyal et al. 2017, arXiv:1706.02677). One step
-      is about k small ones if gradients change little between them; at first they change a lot, hence a
-      warm-up.
+    * ``linear``, :math:`k`: SGD with or without momentum (Goyal et al. 2017, arXiv:1706.02677). One step is
+      about equal to k steps with the base batch if gradients change little between those. At first they
+      change a lot, hence a warm-up.
     * ``sqrt``, :math:`\sqrt k`: Adam-like optimisers (Malladi et al. 2022, arXiv:2205.10287; for Adam's betas
       and epsilon see `scaled_adam`), LAMB (You et al. 2020, arXiv:1904.00962). For SGD it keeps the variance
       of a step (Krizhevsky 2014, arXiv:1404.5997, who then used ``linear``).
     * ``none``, 1.
 
     Args:
-        global_batch_size: Samples in an optimiser step, over all ranks and accumulation steps.
-        base_batch_size: Samples in an optimiser step for which the base rate was tuned.
+        global_batch_size: Samples in an optimiser step, over all ranks and passes.
+        base_batch_size: The global batch size for which the base rate was tuned.
         rule: ``linear``, ``sqrt`` or ``none``.
 
     Raises:
-        HyperparameterError: A batch is below 1, or there is no such rule.
+        HyperparameterError: A batch size is below 1, or the rule is unknown.
 
     >>> [scaling_factor(4096, 256, rule) for rule in ("linear", "sqrt", "none")]
     [16.0, 4.0, 1.0]
@@ -219,15 +219,15 @@ class AdamHyperparameters(NamedTuple):
 def scaled_adam(
     lr: float, betas: tuple[float, float], eps: float, *, global_batch_size: int, base_batch_size: int
 ) -> AdamHyperparameters:
-    r"""Return Adam's hyperparameters for k times the batch by the square root rule.
+    r"""Return Adam's hyperparameters for a batch that is k times as large, by the square root rule.
 
     .. math:: \eta' = \sqrt k\,\eta,\quad 1-\beta_i' = k\,(1-\beta_i),\quad \epsilon' = \epsilon/\sqrt k
 
-    (Malladi et al. 2022, arXiv:2205.10287, definition 5.2.) The averages then reach back over as many samples
-    as before, not as many steps.
+    (Malladi et al. 2022, arXiv:2205.10287, definition 5.2.) Adam's moving averages then reach back over as
+    many samples as before, not as many steps.
 
     Raises:
-        HyperparameterError: A beta would fall below 0: k is more than :math:`1/(1-\beta)`.
+        HyperparameterError: A number is out of bounds, or a beta would be negative (:math:`k > 1/(1-\beta)`).
 
     >>> scaled_adam(1e-3, (0.75, 0.9375), 2e-8, global_batch_size=1024, base_batch_size=256)
     AdamHyperparameters(lr=0.002, betas=(0.0, 0.75), eps=1e-08)

@@ -37,12 +37,12 @@ class NoiseScale:
     Fieller's for a ratio of means, with the averages' own (co)variances and Student's t for their effective
     number of steps; it is open upwards if the gradient cannot be distinguished from 0.
 
-    Pass one to `GradientAccumulator`, which updates it from gradients that are computed anyway: that of each
-    rank's first pass, and that of the whole batch. A single rank needs two passes or more. Reading all
-    gradients twice more costs time; hence `every`.
+    Give it to a `GradientAccumulator`, which updates it from gradients that are computed anyway: those of
+    each rank's first pass, and that of the whole batch. A single rank needs two passes or more. Reading all
+    gradients two more times costs time; `every` makes that rarer.
 
     Args:
-        every: Optimiser steps from one measurement to the next. 1 gives the narrowest interval.
+        every: Optimiser steps from one measurement to the next. 1 gives the narrowest confidence interval.
         decay: Decay of the moving averages per update: they reach back over about 1 / (1 - decay) updates.
         confidence: Confidence level of the interval.
 
@@ -59,7 +59,7 @@ class NoiseScale:
         self.every = bounds.count("every", every)
         self.decay = bounds.number("decay", decay, at_least=0, less_than=1)
         self.confidence = bounds.number("confidence", confidence, at_least=0, less_than=1)
-        # Sums with weights decay ** age: of 1, of squared weights, and of G, S, GG, GS, SS.
+        # Sums of the weights decay ** age, of their squares, and of weighted G = |G|², S = tr Σ, GG, GS, SS.
         self._sums = [0.0] * 7
 
     def update(
@@ -111,7 +111,7 @@ class NoiseScale:
 def _fieller(
     top: float, bottom: float, variances: tuple[float, float, float], quantile: float
 ) -> tuple[float, float]:
-    """Return the interval at 0 or above of all R with (top - R bottom)² <= quantile² Var(top - R bottom)."""
+    """Return the interval of all R >= 0 with (top - R bottom)² <= quantile² Var(top - R bottom)."""
     of_bottom, of_both, of_top = (quantile**2 * max(each, 0.0) for each in variances)
     of_both = quantile**2 * variances[1]
     a, b, c = bottom**2 - of_bottom, top * bottom - of_both, top**2 - of_top
@@ -122,10 +122,10 @@ def _fieller(
 
 
 class GradientNorms:
-    """Squared norm of the gradient of each single backward pass, by hooks on the parameters.
+    """Measures the squared norm of a single backward pass's gradient, with hooks on the parameters.
 
     The hooks receive a pass's own gradient before it is added to the others, and before Horovod averages it.
-    Outside of `start` to `take` they cost next to nothing.
+    Except between `start` and `take`, they cost next to nothing.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -135,7 +135,7 @@ class GradientNorms:
                 each.register_hook(self._record)
 
     def start(self) -> None:
-        """Measure from here on; earlier, the hooks would count other calls of ``torch.autograd.grad``."""
+        """Measure from here on. Always measuring would also count other calls of ``torch.autograd.grad``."""
         self._norms = []
 
     def take(self) -> float:

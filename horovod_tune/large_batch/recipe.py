@@ -28,10 +28,10 @@ class TrainingSetup:
     """The objects that `from_config` builds; each also works on its own.
 
     Attributes:
-        optimizer: With several ranks of Horovod a ``hvd.DistributedOptimizer``.
+        optimizer: With several Horovod ranks, an ``hvd.DistributedOptimizer``.
         scheduler: The accumulator calls its `step()`.
         accumulator: Makes an optimiser step out of the passes.
-        batch: The global batch, which may be resized and follows the world.
+        batch: The global batch, which can be resized and adapts to the number of ranks.
         noise_scale: None if there is only one pass per step, on one rank.
     """
 
@@ -59,11 +59,11 @@ class TrainingSetup:
         self.accumulator.backward(loss, samples=samples)
 
     def step(self) -> StepResult:
-        """Perform the optimiser step and the schedule's."""
+        """Perform the optimiser step and advance the schedule."""
         return self.accumulator.step()
 
     def metrics(self) -> dict[str, float]:
-        """Return rate, global batch and, once it is known, noise scale with its interval, for `report`."""
+        """Return metrics to report: rate, global batch and, once known, noise scale with its interval."""
         lr = float(self.optimizer.param_groups[0]["lr"])
         found = {"lr": lr, "global_batch_size": self.split.global_batch_size}
         estimate = self.noise_scale.estimate() if self.noise_scale else None
@@ -86,8 +86,8 @@ class TrainingSetup:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict` at the same epoch, with the rates and the batch of this configuration.
 
-        So PBT may change a trial's configuration between saving and loading. If the kind of
-        optimiser has changed, its state starts empty.
+        So PBT may change a trial's configuration between saving and loading. If the kind of optimiser has
+        changed, the new optimiser's state starts empty.
 
         Raises:
             HyperparameterError: `state_dict` is not the state of a `TrainingSetup`.
@@ -126,8 +126,8 @@ def from_config(
     the ``DistributedDataParallel``. The keys of `config`:
 
     * ``epochs`` and ``base_batch_size``, the batch for which rates are tuned (both required)
-    * exactly one of ``global_batch_size``, the same in every world, and ``local_batch_size``, per rank: batch
-      and rate then scale with the number of ranks
+    * exactly one of ``global_batch_size``, over all ranks, and ``local_batch_size``, per rank; if it is the
+      local one, the global batch and the rate scale with the number of ranks
     * exactly one of ``lr``, the rate for a batch of ``base_batch_size``, and ``relative_lr``, that rate as a
       multiple of the optimiser's usual one (`configuration.USUAL_RATE`)
     * ``scaling``: ``linear``, ``sqrt`` or ``none``; by default ``linear`` for SGD and ``sqrt`` for the others
@@ -139,24 +139,24 @@ def from_config(
     * ``warmup_epochs``, and ``warmup_start``, a fraction of the peak rate; by default the base rate, as in
       Goyal et al. (2017)
 
-    Other keys are yours and are ignored, unless one looks like a misspelling of these or is another library's
-    name for one, such as ``learning_rate``.
+    Other keys are yours and are ignored. A key is an error if it looks like a misspelling of one of these, or
+    if it is another library's name for one, such as ``learning_rate``.
 
     Args:
         model: Its parameters are grouped by `parameter_groups`.
         config: A trial's configuration.
         num_samples: Samples in the training set, over all ranks.
         scaler: A ``torch.amp.GradScaler``.
-        noise_scale: By default ``NoiseScale()``; one with ``every=1`` narrows its interval sooner. Not used
-            with only one pass per step, on one rank.
-        elastic: If True, the world may change its size. A global batch that a world does not divide is then
+        noise_scale: By default ``NoiseScale()``. With ``every=1`` its interval narrows sooner. It is not used
+            on one rank with one pass per step.
+        elastic: If True, the number of ranks may change. A global batch that is not a multiple of it is then
             split as evenly as possible instead of being an error.
         **distributed: Arguments of ``hvd.DistributedOptimizer``, such as ``compression``; none with
             torch.distributed.
 
     Raises:
-        HyperparameterError: A key is missing, misspelt or out of bounds, the world does not divide the batch,
-            or the warm-up is not shorter than the training.
+        HyperparameterError: A key is missing, misspelt or out of bounds, the batch is not a multiple of the
+            number of ranks, or the warm-up is not shorter than the training.
 
     >>> config = {"lr": 0.1, "epochs": 4, "base_batch_size": 32, "global_batch_size": 128, "warmup_epochs": 1}
     >>> setup = from_config(torch.nn.Linear(2, 1), config, num_samples=1024)
@@ -168,8 +168,8 @@ def from_config(
     if torch_distributed() is not None:
         if distributed:
             raise bounds.HyperparameterError(
-                f"{', '.join(distributed)} must be left out with torch.distributed: for "
-                "hvd.DistributedOptimizer only"
+                f"{', '.join(distributed)} must be left out with torch.distributed, which has no "
+                "hvd.DistributedOptimizer"
             )
         world = world_size(getattr(model, "process_group", None))
     else:

@@ -1,4 +1,4 @@
-"""Runs in each rank: its world of Horovod or torch.distributed, or a world of one rank without these.
+"""Runs in each rank: the ranks of Horovod or torch.distributed, or a single rank if neither is initialised.
 
 Horovod is used only if the training function has already imported it.
 """
@@ -14,7 +14,7 @@ import torch
 
 from horovod_tune.large_batch import bounds
 
-# Bytes of gradients per collective: many small ones are slow, and each copies what it sends.
+# Bytes of gradients per collective. Many small collectives are slow; a large one needs a large copy.
 PIECE_BYTES = 1 << 26
 
 
@@ -44,7 +44,7 @@ def torch_distributed() -> Any | None:
 
 
 def world_size(process_set: Any = None) -> int:
-    """Return the number of ranks, 1 without a world.
+    """Return the number of ranks, 1 without Horovod and torch.distributed.
 
     Args:
         process_set: Horovod's process set or torch.distributed's group, by default all ranks.
@@ -60,7 +60,7 @@ def world_size(process_set: Any = None) -> int:
 
 
 def rank(process_set: Any = None) -> int:
-    """Return the rank of this process, 0 without a world.
+    """Return the rank of this process, 0 without Horovod and torch.distributed.
 
     >>> rank()
     0
@@ -73,12 +73,12 @@ def rank(process_set: Any = None) -> int:
 
 
 def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Callable[[], list[list[float]]]:
-    """Return a function that waits for the row of every rank and returns them by rank.
+    """Return a function that waits for the rows of all ranks and returns them in rank order.
 
-    All ranks get the same rows, so that none decides differently.
+    All ranks get the same rows, so that they make the same decisions.
 
     Args:
-        row: Numbers, as many on every rank.
+        row: Numbers; every rank must pass the same number of them.
         name: The collective's name; only one collective of a name may be pending.
         process_set: As in `world_size`.
 
@@ -137,7 +137,7 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
 
 
 def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None:
-    """Sum the gradients over the ranks of torch.distributed; a missing one counts as zeros.
+    """Sum the gradients over the ranks of torch.distributed; a missing gradient counts as zeros.
 
     Raises:
         HyperparameterError: A gradient is sparse.

@@ -1,6 +1,6 @@
 """Searchers for Tune; `BayesOptSearch` is Bayesian optimisation on bayesian-optimization 3.x.
 
-`TuneBOHB`, `HyperOptSearch` and `OptunaSearch` are Ray's and need the extras
+`TuneBOHB` (a subclass of Ray's) and Ray's own `HyperOptSearch` and `OptunaSearch` need the extras
 `bohb`, `hyperopt` and `optuna`; each is imported on first use.
 """
 

@@ -60,13 +60,13 @@ class BayesOptSearch(Searcher):
     * `metric`, `mode` ('min' or 'max'): may also come from the tuner. Lists of them, as in
       `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, search for the Pareto front; the tuner's
       own `metric` is then only for its scheduler.
-    * `limits`: conditions on any reported metrics that a result must meet, such as `["latency_ms <= 20"]`.
+    * `limits`: conditions that a result must meet, such as `["latency_ms <= 20"]`, on any reported metrics.
     * `points_to_evaluate`: configurations to run first; missing parameters are drawn at random.
-      `evaluated_rewards`: their metric values, if they are known already; only those with None are run.
+      `evaluated_rewards`: the metric values of these points, or None for a point that is still to be run.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
-      `acquisition_function`: an object of `bayes_opt.acquisition` instead, or of a subclass of its
-      `AcquisitionFunction`. Pass at most one of the two; by default it is the logarithm of expected
-      improvement.
+      `acquisition_function`: an acquisition function of `bayes_opt.acquisition`, or an object of your own
+      subclass of its `AcquisitionFunction`. Pass at most one of these two arguments; the default is the
+      logarithm of expected improvement.
     * `random_state`: an int (default: 42), a NumPy generator, or None for a different search each time. The
       same state and the same results give the same suggestions.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
@@ -78,17 +78,17 @@ class BayesOptSearch(Searcher):
       HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a full training ends;
       by default the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
-      a `ResultGrid`, or a DataFrame of its results. By default, the first suggestions alternate
-      between quasi-random points and points where its results were good. How much those results count
-      later is learned from the new ones.
+      a `ResultGrid`, or a DataFrame of its results. Unless `random_search_steps` is given, the first
+      suggestions alternate between quasi-random points and points where the earlier results were good. How
+      much the earlier results count after that is learned from the new ones.
 
-    If trials report several times, the model learns from the curves of all trials, also of running, paused
-    and stopped ones, and the search looks for the best result at the end of a full training. Of a curve, it
-    uses one report for each doubling of the time, and the latest. With several metrics or another
+    If trials report several times, the model learns from the curves of all trials, including running, paused
+    and stopped ones, and the search looks for the best result at the end of a full training. It uses one
+    report of each curve per doubling of the time, and the latest report. With several metrics or another
     acquisition function, only the last report of each trial counts. A trial that fails, or whose metric is
-    NaN, infinite or far worse than all others, makes points near it less likely to be suggested. One that
+    NaN, infinite or far worse than all others, makes points near it less likely to be suggested. A trial that
     ends without a metric is ignored. The search never ends before `num_samples`; when each point of a finite
-    space has been suggested, it logs a warning and begins to repeat the best ones.
+    space has been suggested, it logs a warning and begins to repeat the best points.
 
     Raises `SpaceError` (a `ValueError`) for a space or a point that cannot be used, `ValueError` or
     `TypeError` for other arguments.
@@ -399,7 +399,7 @@ class BayesOptSearch(Searcher):
             self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
-        """Add a trial that was suggested under another id: Tune gives a restarted trial a new one."""
+        """Add a trial that was suggested under another id: Tune gives a restarted trial a new id."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False

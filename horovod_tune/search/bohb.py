@@ -15,9 +15,9 @@ from horovod_tune.search.space.sampled import seeded
 class TuneBOHB(bohb.TuneBOHB):
     """BOHB's model as a searcher, for use with Ray's `HyperBandForBOHB`; arguments as in Ray's class.
 
-    Four things differ. Configurations hold Python's own numbers and strings instead of NumPy's (`np.str_`,
-    `np.int64`) from ConfigSpace 1.x, which fail type checks and JSON. A report without the metric, or with
-    one that is not a finite number, counts as infinitely bad instead of ending the search. A trial that this
+    Four things differ. Configurations hold Python's own numbers and strings; those of ConfigSpace 1.x are
+    NumPy's (`np.str_`, `np.int64`) and fail type checks and JSON. A report whose metric is missing or not a
+    finite number counts as infinitely bad instead of ending the search. A trial that this
     search did not suggest, such as one that Tune restarted, is ignored. With a `seed`, the same results lead
     to the same suggestions: hpbandster draws from NumPy's global generator, which is seeded for each
     suggestion and restored after it.

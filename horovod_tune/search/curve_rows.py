@@ -1,4 +1,4 @@
-"""Learning curves as rows of the model: one per trial and time, with times on a logarithmic axis.
+"""Learning curves as the model's data: one row per trial and time, with times on a logarithmic axis.
 
 The last report of each doubling of the time is kept: a model of a few hundred rows then has room for many
 trials, and neighbouring epochs carry nearly the same information.
@@ -43,7 +43,7 @@ def is_unfinished(trial: Trial, target: float) -> bool:
 def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[Trial]:
     """Return the trials short of `target` for which it is unknown whether their curves get worse later.
 
-    That is: fewer than three others have been trained for longer, and none of those got worse since.
+    That is, fewer than three other trials have trained for longer, and none of them has got worse since then.
 
     >>> trials = [Trial(str(end), (), curve={1.0: 0.5, end: 0.4}) for end in (2.0, 3.0, 4.0, 5.0, 52.0)]
     >>> [trial.trial_id for trial in trials_with_open_end(trials, axis(52.0), "min")]
@@ -64,7 +64,7 @@ def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[
 
 
 def _worsens(curve: Mapping[float, float], since: float, mode: str) -> bool:
-    """Return True if a curve ends worse than its last report until `since`, or its first one if later."""
+    """Return True if a curve ends worse than it was at `since` (or in its first report, if that is later)."""
     times = sorted(curve) or [math.inf]
     if math.isinf(times[-1]):
         return False
@@ -94,7 +94,7 @@ def axis(time: float) -> float:
 
 
 def kept_times(curve: Iterable[float]) -> list[float]:
-    """Return the times of a curve that are kept, in order: the last one, and the last of each interval.
+    """Return the times of a curve that are kept, in order: the last time in each doubling of the time.
 
     >>> kept_times([1, 2, 3, 4, 5, 6, 7, 8, 9])
     [1, 3, 7, 9]

@@ -38,12 +38,12 @@ class EarlierModel:
         return np.concatenate([features, np.tile(self.context, (len(features), 1))], axis=1)
 
     def __call__(self, features: FloatArray) -> FloatArray:
-        """Return the mean less its constant, shape (points,), from the parameters' columns of `features`."""
+        """Return the posterior mean less the constant mean, shape (points,); extra features are ignored."""
         parameters = self.model.features.shape[1] - len(self.context)
         return self.process.predict(self.in_context(features[:, :parameters]))[0][:, 0] - self.process.mean
 
 
-#: Configurations and metrics of an experiment's trials, both nested or with `/` in their names.
+#: The configuration and the metrics of each trial of an experiment, nested or with `/` in their names.
 Rows = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
@@ -104,12 +104,12 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     metrics = {str(k): v for k, v in row.items()}
     config = {k[len("config/") :]: v for k, v in metrics.items() if k.startswith("config/")}
     if not config:
-        # A table of the user's own has the parameters' plain names.
+        # In a user's own table, parameter names have no prefix.
         config = metrics
     elif "iterations" in metrics:
         # The column's name in a frame of `horovod_tune.analyze`.
         metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
-    # A table has every column in every row; NaN if a trial has no such parameter.
+    # A table has every column in every row, with NaN where a trial does not have the parameter.
     config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}
     return config, metrics
 

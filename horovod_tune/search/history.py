@@ -37,7 +37,7 @@ class Trial:
     last: float | None = None
     #: The finite values that it reported, by time (usually the epoch).
     curve: dict[float, float] = field(default_factory=dict)
-    #: The latest values of the search's further metrics.
+    #: The latest values of the search's other metrics, including those of its limits.
     others: dict[str, float] = field(default_factory=dict)
 
     def add_report(self, time: float | None, value: float | None) -> None:

@@ -12,10 +12,10 @@ from horovod_tune.search.gp.proposal import Acquisition
 from horovod_tune.search.history import History
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
-#: A quasi-random point is skipped if the logarithm of its probability not to fail is at most the first value;
-#: at most as many as the second value are skipped.
+#: A quasi-random point is skipped if its `FailureModel` value is at most the first number. After as many
+#: skipped points as the second number, the safest of them is used.
 _SAFE_ENOUGH, _PASSED_OVER = -3.0, 8
-#: The largest nearly exhausted space whose points are all evaluated.
+#: All points of a nearly exhausted space are compared if it has at most this many.
 _ENUMERABLE = 100_000
 
 
@@ -29,8 +29,8 @@ def quasi_random_point(
 ) -> Point | None:
     """Return the next free point of a scrambled Sobol sequence; None if the next 64 points are taken.
 
-    With `middle`, its numbers are those in the middle of their ranges, unless that point is taken. With
-    `safety`, some points that are likely to fail are skipped, and the safest is returned if all are.
+    With `middle`, numeric parameters are in the middle of their ranges, unless that point is taken. With
+    `safety`, points that are likely to fail are skipped; after eight of them, the safest is returned.
     """
     passed_over: list[tuple[float, Point]] = []
     for _ in range(64):
@@ -67,7 +67,7 @@ def remaining_point(
         pool = space.from_quantiles(generator.random((10_000, space.dimension)))
     free = [point for point in map(space.canonical, pool) if not taken(point)]
     if not free:
-        # A range of a few neighbouring floats: they are repeated, as in an exhausted space.
+        # The space is a range of a few neighbouring floats; they are repeated, as in an exhausted space.
         free = [space.canonical(pool[0])]
     if acquisition is None:
         return free[0]

@@ -16,13 +16,13 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 
 @dataclass
 class QueuedPoint:
-    """A point to evaluate: coordinates by parameter index, the rest open; values to use exactly as given."""
+    """A point to evaluate: `coordinates` by parameter index (others are open), `exact` values as given."""
 
     coordinates: dict[int, float]
     exact: dict[Path, Any] = field(default_factory=dict)
 
     def is_complete(self, space: SearchSpace) -> bool:
-        """Return True if it has a value for every parameter that exists under its options."""
+        """Return True if it has a value for every parameter that exists under its chosen options."""
         missing = [i for i in range(space.dimension) if i not in self.coordinates]
         if not missing or not space.is_conditional:
             return not missing

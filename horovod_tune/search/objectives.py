@@ -16,7 +16,7 @@ from horovod_tune.search.history import Ending, History, Trial, as_number
 
 @dataclass(frozen=True)
 class Objectives:
-    """`metrics` with the mode of each, "min" or "max"; the first is what `Trial.value` holds."""
+    """`metrics` with the mode of each, "min" or "max"; `Trial.value` is a value of the first metric."""
 
     metrics: tuple[str, ...]
     modes: tuple[str, ...]
@@ -29,11 +29,11 @@ class Objectives:
         return trial.last if trial.value is None else trial.value
 
     def keeps_limits(self, trial: Trial) -> bool:
-        """Return True if a trial's latest values keep every limit; an unknown value does not."""
+        """Return True if a trial's latest values keep every limit; an unknown value breaks its limit."""
         return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
 
     def final_value(self, trial: Trial, value: float | None) -> float | None:
-        """Return `value`, the first metric's, or another metric's if that is unknown or not finite."""
+        """Return the first metric's `value`; if any metric is unknown or not finite, return that instead."""
         values = [value, *(trial.others.get(metric) for metric in self.metrics[1:])]
         if None in values:
             return None

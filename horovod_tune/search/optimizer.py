@@ -80,8 +80,8 @@ class SuggestState:
     def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_] | None:
         """Return which of these trials, and of the points in flight, keep the limits.
 
-        A point in flight counts as keeping them if that is more probable than not. None if `within_limits` is
-        None, or if none keeps them.
+        A point in flight counts as keeping them if that is more probable than not. Return None if
+        `within_limits` is None, or if no trial or point keeps the limits.
         """
         if self.within_limits is None:
             return None
@@ -91,7 +91,7 @@ class SuggestState:
         return found if found.any() else None
 
     def best(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
-        """Return the five points with the best scores, those that break a limit after all others."""
+        """Return up to five points with the best scores; points that break a limit come after all others."""
         if self.within_limits is not None:
             allowed = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
             scores = np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))
@@ -147,8 +147,8 @@ class Optimizer:
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
             # The last point of the start is the middle of the space, which is usually nearer to the best
-            # point than most points are. It is left out with curves, where the start has fewer points: one of
-            # so few in the middle can make a parameter look unimportant whose best value is there.
+            # point than most points are. It is left out with curves, where the start has few points: with few
+            # points, the middle can make a parameter look unimportant if its best value is there.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)
@@ -193,7 +193,7 @@ class Optimizer:
     def _earlier_model(
         self, space: SearchSpace, history: History, objectives: Objectives
     ) -> EarlierModel | None:
-        """Return a model of the earlier experiment; None without one that can be modelled.
+        """Return a model of the earlier experiment; None if there is none, or it cannot be modelled.
 
         If its trials ended at different times, they are modelled as learning curves, and the model is
         evaluated at the horizon.
@@ -274,17 +274,17 @@ class Optimizer:
             timed=True,
             task=state.earlier,
         )
-        # Most unfinished trials wait at a rung or were stopped there. Their final values are expected values
-        # instead of draws: if that of a stopped trial stayed uncertain, the search would keep suggesting
-        # others like it.
+        # Most unfinished trials wait at a rung or were stopped there. The model gets their expected final
+        # values instead of draws: if the final value of a stopped trial stayed uncertain, the search would
+        # keep suggesting similar trials.
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
         ends = model.condition().predict(_at(rows.target, state.features_of(begun)))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
         silent = [trial for trial in state.in_state(Ending.RUNNING) if max(trial.curve, default=0.0) <= 0]
         pending = _at(rows.target, state.features_of(begun + silent))
         context = np.asarray([rows.target])
-        # Trials are compared by predicted final values, since an earlier report may be better. Their latest
-        # reports count too while too few others have trained longer to know whether curves get worse.
+        # Trials are compared by predicted final values, since a curve may get worse later. If too few others
+        # have trained for longer to tell whether that happens, a trial's latest report counts too.
         reported = [usable[i] for i in sorted(set(rows.trials))]
         ahead = trials_with_open_end(reported, rows.target, state.objectives.modes[0])
         rivals = np.concatenate(

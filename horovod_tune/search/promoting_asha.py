@@ -33,10 +33,10 @@ class PromotingASHA(TrialScheduler):
                  scheduler=PromotingASHA(max_t=52, grace_period=2), metric="loss", mode="min", ...)
 
     A paused trial holds no resources and does not count towards `max_concurrent`. When the search has no more
-    trials, the best paused one continues, and so on until one has been trained to the end; then the others
-    end. A trial whose function saves no checkpoints cannot be paused: it continues if it is among the best of
-    those before it, and ends otherwise. One whose metric is NaN or infinite at a rung ends. After
-    `Tuner.restore` paused trials are paused again.
+    trials, the best paused trial continues, until some trial has been trained to the end; then all paused
+    trials end. A trial whose function saves no checkpoints cannot be paused: it continues if it is among the
+    best at the rung so far, and ends otherwise. A trial whose metric is NaN or infinite at a rung ends. After
+    `Tuner.restore`, paused trials are paused again.
 
     Args:
         time_attr: the metric that measures a trial's progress.
@@ -92,9 +92,9 @@ class PromotingASHA(TrialScheduler):
         # Trials that were trained to the end, and those that ended at a rung.
         self._finished: set[str] = set()
         self._ended_at_rung: set[str] = set()
-        # Trials that are paused before a checkpoint exists; pausing saves one if the function has committed.
+        # Trials that are paused before a checkpoint exists; pausing saves the last commit, if there is one.
         self._tries_to_pause: list[str] = []
-        # By rung: True if pausing such a trial gave a checkpoint.
+        # By rung: True if pausing one of these trials saved a checkpoint.
         self._saves: dict[int, bool] = {}
         # Trials that failed while being paused; after the retry they pause at their next report.
         self._failed_waiting: set[str] = set()
@@ -244,8 +244,8 @@ class PromotingASHA(TrialScheduler):
             trial = self._trials[trial_id]
             if trial.checkpoint is None and not self._saves:
                 logger.warning(
-                    "trial %s has saved no checkpoint by its first rung, so PromotingASHA cannot pause "
-                    "trials there: those that are not among the best end there",
+                    "trial %s reached a rung without a checkpoint, so PromotingASHA cannot pause trials "
+                    "at that rung: it ends those that are not among the best",
                     trial_id,
                 )
             self._saves[self._rungs.rung_of(trial_id)] = trial.checkpoint is not None

@@ -7,11 +7,11 @@ class Rungs:
     """Asynchronous successive halving after Li et al. (2020): trials wait, and the best continue later.
 
     A trial waits at each rung that it reaches. It continues once it is among the best ``1 / factor`` of all
-    that have reached that rung, those that came later included.
+    trials that have reached that rung, including those that came later.
 
     Args:
         levels: the times of the rungs, increasing, without the end of a training.
-        factor: how many times more trials reach a rung than continue from it.
+        factor: the ratio of trials that reach a rung to trials that continue from it.
 
     Example:
         >>> rungs = Rungs([2, 6], factor=2)

@@ -18,15 +18,15 @@ def large_batch_space(
 ) -> dict[str, Any]:
     """Return Tune domains for the hyperparameters of Horovod's guide: batch, rate, warm-up, optimiser.
 
-    The rate is searched relative to each optimiser's usual one, so that one range fits all of them. Batch
-    sizes must be multiples of the number of ranks: others fail in their trial.
+    The rate is searched relative to each optimiser's usual rate, so that one range fits all of them. Batch
+    sizes must be multiples of the number of ranks; a trial with any other size fails.
 
     Args:
         epochs: Length of a training; the warm-up takes up to a quarter of it.
         global_batch_sizes: Sizes to choose from; a single one is fixed.
         base_batch_size: The batch size that the usual rates are meant for.
         optimizers: Optimisers to choose from.
-        **fixed: Further keys of the configuration, constants or domains; they override those above.
+        **fixed: Further keys of the configuration, constants or domains; they override the default domains.
 
     >>> space = large_batch_space(
     ...     epochs=20, global_batch_sizes=[512], base_batch_size=64, optimizers=["lars"]

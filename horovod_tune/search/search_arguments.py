@@ -36,7 +36,7 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
     """Warn of each removed argument that has Ray's default value.
 
     Raises:
-        TypeError: One has another value, or Ray's class has no such argument either.
+        TypeError: An argument has another value, or is unknown to Ray's class as well.
     """
     for name, value in given.items():
         if name not in _REMOVED:
@@ -48,7 +48,7 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
 
 
 def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> None:
-    """Raise ValueError if one is out of bounds."""
+    """Raise ValueError if an argument is of the wrong type or out of bounds."""
     if time_attr is not None and (not isinstance(time_attr, str) or not time_attr):
         raise ValueError(f"time_attr must be the name of a reported value, got {time_attr!r}")
     is_number = isinstance(max_t, (int, float, np.integer, np.floating)) and not isinstance(max_t, bool)

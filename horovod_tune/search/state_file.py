@@ -16,7 +16,7 @@ _FIELDS = {"metric", "mode", "space", "seed", "drawn", "queue", "trials"}
 
 
 class StateFileError(HorovodTuneError, ValueError):
-    """A file is not a saved search, or belongs to another search; the message has the difference."""
+    """A file is not a saved search, or belongs to another search; the message says what differs."""
 
 
 #: The state of a search that has no space yet.
@@ -24,14 +24,14 @@ EMPTY = {"empty": True}
 
 
 def write(path: str, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`. Tune writes to a temporary file, and renames it."""
+    """Write `state` to `path`. Tune passes a temporary path, and renames the file afterwards."""
     Path(path).write_text(json.dumps({"format": FORMAT, "version": VERSION, **state}), encoding="utf-8")
 
 
 def read(path: str) -> dict[str, Any]:
     """Return the state in `path`.
 
-    Raises `StateFileError` for a file that `write` did not write, or that another version of it wrote.
+    Raises `StateFileError` for a file that `write` did not write, or that is of another format version.
     """
     try:
         state = json.loads(Path(path).read_text(encoding="utf-8"))

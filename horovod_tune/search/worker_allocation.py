@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 class _FreeWorkers(ABC):
     """Gives free workers, one after the other, to the trials that gain most; no trial loses any.
 
-    `metric` is the metric with a trial's need, in samples; `batch_size` as in the subclasses.
+    `metric` has a trial's need: more workers help up to this batch, in samples. `batch_size`: see subclasses.
     """
 
     def __init__(self, max_workers: int | None, metric: str, batch_size: str) -> None:
         if max_workers is not None and max_workers < 1:
             raise SpecError(f"max_workers must be at least 1, got {max_workers}")
         self._max_workers, self._metric, self._batch_size = max_workers, metric, batch_size
-        # Workers given to trials that Tune has not resized yet: it resizes a trial only when it has paused.
+        # Workers given to trials that Tune has not resized yet; a trial is resized only once it has paused.
         self._given: dict[str, int] = {}
 
     @abstractmethod
@@ -82,10 +82,10 @@ class _FreeWorkers(ABC):
 class DistributeByNoiseScale(_FreeWorkers):
     r"""Allocation function of Tune's ``ResourceChangingScheduler``: free workers go where they help most.
 
-    n ranks of b samples each learn at a rate of :math:`1 / (1 + B_{noise} / (n b))` per step (McCandlish et
+    A step of n ranks with b samples each makes progress of :math:`1 / (1 + B_{noise} / (n b))` (McCandlish et
     al. 2018, arXiv:1812.06162, equation 2.7): a batch far below the gradient noise scale gains in proportion
-    to its size, one above it hardly gains. Trials report their noise scale (`large_batch.NoiseScale`, or any
-    number of samples); those whose global batch is below it grow as others end, and none loses workers.
+    to its size, a batch above it hardly gains. Trials report their noise scale (`large_batch.NoiseScale`, or
+    any number of samples). A trial whose global batch is below it gets workers as others end; none loses any.
 
     It is meant for functions whose ranks keep their batch size, so that the global batch grows with them.
 
@@ -118,9 +118,9 @@ class DistributeByGlobalBatch(_FreeWorkers):
     """Allocation function of Tune's ``ResourceChangingScheduler``: workers for global batches that grow.
 
     A trial whose global batch has grown (`large_batch.BatchGrowth`) works through it in more passes. Free
-    workers go to such trials until each rank has one pass. No trial loses workers to another.
+    workers go to these trials until each rank needs only one pass. No trial loses workers to another.
 
-    It is meant for functions that keep their global batch in a world of any size, as
+    It is meant for functions that keep their global batch with any number of ranks, as
     ``large_batch.from_config(..., elastic=True)`` does with ``global_batch_size``. Without ``elastic``, a
     number of ranks that does not divide the batch is an error in the trial.
 

@@ -135,7 +135,7 @@ def test_a_group_can_be_resized_between_steps_only() -> None:
     model = new_model()
     accumulator = GradientAccumulator(sgd(model), passes=2, local_batch_size=8)
     accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
-    with pytest.raises(HyperparameterError, match="after it has begun, 1 of 2"):
+    with pytest.raises(HyperparameterError, match="between two steps, but 1 of 2"):
         accumulator.resize(4, 16)
     accumulator.step()
     accumulator.resize(1, 4)

@@ -23,7 +23,7 @@ class LogExpectedImprovement(ExpectedImprovement):
     .. math:: \log EI = \log\sigma + \log\big(\phi(z) + z\Phi(z)\big), \quad z = (\mu - y_{max} - \xi)/\sigma
 
     Plain expected improvement is 0 in floating point over most of the space once a few good points are
-    known, and cannot be climbed there; its logarithm can. A drop-in for
+    known, and cannot be climbed there; its logarithm can. This is a drop-in replacement for
     `bayes_opt.acquisition.ExpectedImprovement`.
 
     >>> acquisition = LogExpectedImprovement()
@@ -63,7 +63,7 @@ def log_h(z: FloatArray) -> FloatArray:
 
 
 def is_scale_free(acquisition: AcquisitionFunction) -> bool:
-    """Return True if the results may be warped for it: it has no number on the objective's scale."""
+    """Return True if the acquisition has no number on the objective's scale, so results may be warped."""
     return type(acquisition) is LogExpectedImprovement and not acquisition.xi
 
 

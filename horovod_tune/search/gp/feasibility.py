@@ -21,7 +21,7 @@ Feasibility = Callable[[FloatArray], FloatArray]
 
 
 class JointFeasibility:
-    """The joint probability of independent conditions; an acquisition until a result keeps the limits.
+    """The joint probability of independent conditions; it is the acquisition until a result keeps the limits.
 
     `rows` is the number of known results.
     """
@@ -49,7 +49,7 @@ class LimitFeasibility:
 
 
 def slack(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
-    """Return how far inside a limit values are, shape (points,), on a scale that large ones do not stretch.
+    """Return how far inside a limit values are, shape (points,), on a scale that compresses outliers.
 
     It is 0 at the bound and 0.88 at the median distance from it; far beyond that it grows logarithmically.
     `upwards` is for a lower bound.
@@ -73,9 +73,9 @@ _FEWEST_GOOD, _SHARE_GOOD = 4, 0.25
 def diverged(losses: FloatArray) -> NDArray[np.bool_]:
     """Return which losses (smaller is better) are so far beyond the others that their size is meaningless.
 
-    A training that diverges reports 1e6 or 1e30 where others report 0.3. Sorted, such losses come after a
-    jump that is a hundred times as wide as the range of the losses before it, to a hundred times their
-    size; what comes after the first such jump counts as failed. Losses that grow without a gap do not.
+    A training that diverges reports 1e6 or 1e30 where others report 0.3. In sorted losses that is a jump, at
+    which both the range and the largest absolute value grow more than a hundredfold. All losses after the
+    first jump count as failed. Losses that grow without a gap do not.
 
     >>> diverged(np.array([0.3, 1e6, 0.4, 2.3, 0.9, 3e6])).tolist()
     [False, True, False, False, False, True]
@@ -95,14 +95,14 @@ def diverged(losses: FloatArray) -> NDArray[np.bool_]:
     return np.zeros(len(losses), dtype=bool)
 
 
-#: A point is as safe as its modelled label (0 for a result, 1 for a failure) is probably below the first; the
-#: second softens the edge.
+#: A point's safety is the probability that its modelled label (0 for a result, 1 for a failure) is below the
+#: first value; the second softens that threshold.
 _TOLERATED, _BLUR = 0.3, 0.05
-#: Variances of the label and of its noise. Length scales are learned from labels in units of its deviation.
+#: Variances of the label and of its noise. Length scales are learned from labels divided by the first's root.
 _SIGNAL, _NOISE = 0.25, 0.01
 #: Only length scales are learned. They start at the first value times the square root of the number of
-#: parameters; their logarithms have a normal prior with the second as standard deviation. They shrink to no
-#: less than the third times their start: a wall steep between two trials would make all behind it unknown.
+#: parameters; their logarithms have a normal prior with the second as standard deviation. Their minimum is
+#: the third times their start: if the label rose too steeply, all points beyond a failure would be unknown.
 _LENGTH, _LENGTH_STD, _LEAST_LENGTH = 0.5, 0.7, 0.7
 #: At most this many results and as many failures, spread evenly over time, are fitted, in at most this many
 #: steps: a suggestion has little time.

@@ -1,8 +1,8 @@
 """A Gaussian process with a constant mean and noise; its Matérn-5/2 kernel is fitted by MAP.
 
-The hyperparameters maximise the marginal likelihood times log-normal priors; the length scales' prior grows
-with the dimension as in Hvarfner et al. (2024), without which a maximum-likelihood fit to a few dozen points
-is overconfident.
+The hyperparameters maximise the marginal likelihood times log-normal priors. The length scales' prior grows
+with the dimension as in Hvarfner et al. (2024); without priors, a maximum-likelihood fit to a few dozen
+points is overconfident.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from horovod_tune.search.gp.kernels import (
     trend,
 )
 
-#: Added to the diagonal, relative to the signal, so that close points do not make it singular.
+#: Added to the diagonal, relative to the signal, so that close points do not make the matrix singular.
 JITTER = 1e-8
 
 
@@ -143,7 +143,7 @@ class MarginalLikelihood:
         value = 0.5 * residual @ solved + log_determinant + 0.5 * standard @ standard
         outer = 0.5 * (inverse - np.outer(solved, solved))
         trace = outer.trace()
-        # Sums over all pairs of points: with S the slopes by the squared distances, the sum of
+        # Sums over all pairs: with S the derivatives with respect to the squared distances, the sum of
         # S_ij (a_i - a_j)(b_i - b_j) is 2 (sum_i r_i a_i b_i - a S b), r being the sums of the rows of S.
         root = SQRT5 * np.sqrt(squared)
         slope = -5.0 / 6.0 * h.signal * (1.0 + root) * np.exp(-root) * outer
@@ -178,14 +178,14 @@ def fit(
 
 #: Steps of the chain from one draw to the next.
 _STEPS = 3
-#: A step that finds nothing in this many tries keeps its position: the likelihood is too narrow there.
+#: A step that finds no new position in this many tries stays where it is: the likelihood is too narrow.
 _TRIES = 30
 
 
 def draws(
     likelihood: MarginalLikelihood, start: FloatArray, number: int, generator: np.random.Generator
 ) -> list[FloatArray]:
-    """Return draws of `theta` by elliptical slice sampling from `start` on (Murray, Adams & MacKay, 2010).
+    """Return draws of `theta` by elliptical slice sampling from `start` (Murray, Adams & MacKay, 2010).
 
     A few results leave open which parameters matter; the single most probable hyperparameters would be
     overconfident (Snoek et al., 2012, integrate expected improvement over them).
@@ -201,7 +201,7 @@ def draws(
 def _step(
     likelihood: MarginalLikelihood, theta: FloatArray, height: float, generator: np.random.Generator
 ) -> tuple[FloatArray, float]:
-    """Return the next state of the chain and its log likelihood: one on an ellipse through `theta`."""
+    """Return the chain's next state, which is on an ellipse through `theta`, and its log likelihood."""
     means = likelihood.means
     across = likelihood.stds * generator.standard_normal(len(theta))
     least = height + math.log(max(generator.random(), 1e-300))

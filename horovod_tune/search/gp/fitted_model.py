@@ -22,9 +22,9 @@ class ModelOptions:
     #: The noise's variance; None to estimate it.
     fixed_noise: float | None = None
     starts: int = 2
-    #: More points than this are thinned out for the process.
+    #: The most points that the process uses; if there are more, they are thinned out.
     process_points: int = 500
-    #: How far below the median, in units of median to best, targets are taken as they are.
+    #: Targets further below the median than this, in units of median to best, are compressed.
     linear_depth: float = 3.0
     #: The warped scales that are tried besides the results' own. None are tried with `fixed_noise`, or for
     #: acquisition functions that have a number on the objective's scale.
@@ -32,7 +32,7 @@ class ModelOptions:
 
 
 def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
-    """Return the indices of at most `limit` points: the best half, and the rest spread over time."""
+    """Return the indices of at most `limit` points: half are the best ones, the others spread over time."""
     if len(targets) <= limit:
         return np.arange(len(targets))
     order = np.argsort(-targets, kind="stable")
@@ -41,7 +41,7 @@ def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
     return np.sort(np.concatenate([best, spread]))
 
 
-#: More points than this are thinned out for the fit of the hyperparameters.
+#: The most points that the fit of the hyperparameters uses; if there are more, they are thinned out.
 _FIT_POINTS = 150
 
 
@@ -59,15 +59,15 @@ class FitState(NamedTuple):
     linear: bool = False
 
 
-#: What the logarithm of the posterior density must gain for axes over powers of ten to be linear.
+#: Axes over powers of ten are made linear if the logarithm of the posterior density gains more than this.
 _LINEAR_LEAD = 1.0
 #: Fits to at most this many results, or reports of curves (several come per decision), start from scratch.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
-#: Larger ones do if there are this many times as many results as at the last fit from scratch.
+#: Fits to more results do so once the results have grown by this factor since the last fit from scratch.
 _FRESH_GROWTH = 1.25
 #: Steps of a fit that continues an earlier one: to compare the scales, and on the scale that is used.
 _WARM_STEPS, _WARM_STEPS_BEST = 2, 6
-#: Steps of a fit from scratch, to few results, and to more, which has less to gain from the last digits.
+#: Steps of a fit from scratch: to few results, and to many, where the last digits matter less.
 _FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
 
 
@@ -97,7 +97,7 @@ class FittedModel:
         self._powers = powers if powers is not None and np.any(powers) else None
         softnesses = options.softnesses if options.fixed_noise is None else ()
         found = list(scales(targets[self.kept], options.linear_depth, softnesses))
-        # Each scale keeps the order, so these are the same points on all.
+        # Each scale keeps the order, so these are the same points on all scales.
         self._few = thin(found[0].targets, _FIT_POINTS)
         #: Where a later fit starts.
         self.state = self._fit(found, earlier)

@@ -18,7 +18,7 @@ from horovod_tune.search.gp.posterior import PosteriorDraws
 _PAIRS = 16
 #: The reference is this share of the front's range below its worst values.
 _BELOW = 0.1
-#: Gains are smoothed over this share of what the front dominates along a direction: they can be climbed then.
+#: Gains are smoothed over this share of what the front dominates along a direction, so they can be climbed.
 _SMOOTHING = 1e-3
 
 
@@ -27,14 +27,14 @@ class HypervolumeGain:
 
     The hypervolume that points dominate above a reference r is, up to a constant, the mean of
     :math:`\max_y (\min_m (y_m - r_m)/\lambda_m)^M` over directions :math:`\lambda` on the unit sphere's
-    positive part (Golovin and Zhang, 2020, lemma 5), so its gain at a point is the mean, over directions and
-    the metrics' joint draws there, of how far the point's own value exceeds that maximum. Works for any
+    positive part (Golovin and Zhang, 2020, lemma 5). A point's gain is how far its own value exceeds that
+    maximum, averaged over directions and over joint draws of the metrics there. This works for any
     number of metrics and of points in flight. All metrics are maximised here.
 
-    `drawn` has a posterior for each metric, on the same points; `allowed`, shape (points,), selects those
+    `drawn` has a posterior for each metric, on the same points; `allowed`, shape (points,), selects the ones
     that may belong to the front, at least one. The reference is below each metric's worst value on the front
-    of the results and of the values expected at `pool`, shape (queries, features): a partly known front must
-    also grow at its ends.
+    of the results and of the values expected at `pool`, shape (queries, features), so that a partly known
+    front can also grow at its ends.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HypervolumeGain:
         self._smoothing = _SMOOTHING * max(float(self._reached.mean()), _BELOW**count)
 
     def _along(self, values: FloatArray) -> FloatArray:
-        """Return the M-th power of how far values, shape (metrics, points, draws, 1 or pairs), reach."""
+        """Return how far values, shape (metrics, points, draws, 1 or pairs), reach, to the power of M."""
         least = ((values - self._reference) / self._units / self._directions[:, None]).min(axis=0)
         return np.sign(least) * np.abs(least) ** len(values)
 

@@ -7,11 +7,11 @@ r"""The covariance function: an ARD Matérn-5/2.
 
 (Rasmussen & Williams, 2006, eq. 4.17; one length scale :math:`\ell_g` per parameter.)
 
-An earlier experiment on other data is a prior of unknown weight: with :math:`m(x)` the posterior mean there,
-on its own standardised scale, the new task is :math:`f(x) = w\,m(x) + d(x)` with :math:`w \sim N(0, 1)` and
-the process above as :math:`d`, so that :math:`m(x)\,m(x')` is added to the covariance (section 2.7, with one
-basis function). If the tasks are related, a few results determine :math:`w`; if not, it shrinks to 0, and
-the search continues as if there were no earlier results.
+An earlier experiment on other data is a prior of unknown weight. Let :math:`m(x)` be its posterior mean on
+its own standardised scale. The new task is :math:`f(x) = w\,m(x) + d(x)`, where :math:`w \sim N(0, 1)` and
+:math:`d` is the process above, so :math:`m(x)\,m(x')` is added to the covariance (section 2.7, with one
+basis function). If the tasks are related, a few results determine :math:`w`; if not, :math:`w` shrinks to 0,
+and the search continues as if there were no earlier results.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def trend(left: FloatArray, right: FloatArray) -> FloatArray:
 class MaternCovariance:
     """The covariance of the noise-free objective; `groups` has the index of each feature's parameter.
 
-    If `timed`, the last feature is the time of a report, and the `trend` is added: the model of one
-    configuration's curve then learns how it differs from the others. With `powers`, one entry per parameter,
+    If `timed`, the last feature is the time of a report, and the `trend` is added: the Matérn kernel then
+    models only how a configuration's curve differs from the trend. With `powers`, one entry per parameter,
     axes with a power above 0 are made `linear`. `task` is the posterior mean of an earlier task.
     """
 

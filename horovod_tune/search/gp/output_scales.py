@@ -1,13 +1,13 @@
 r"""The scales on which results can be modelled, so that differences count where they matter.
 
-Losses of training runs differ by powers of ten far from the best ones and by percents near them: on their own
-scale the model spends itself on the former. With :math:`g` a result's distance from the best one, in units of
-the distance from the median to the best, and a softness :math:`c`,
+Losses of training runs differ by powers of ten far from the best ones, but only by a few percent near them.
+On their own scale, the model mostly fits the large differences. A warped scale
 
 .. math:: t = -\log(g + c)
 
-spreads the best results, the more the smaller :math:`c` is. Noise would be spread too, so which scale is
-used is decided by the results: it is the one under which they are most probable, the Jacobian of the
+spreads the best results, where :math:`g` is a result's distance from the best one, in units of the distance
+from the median to the best; a smaller softness :math:`c` spreads them more. It spreads noise too, so the
+results decide which scale is used: the one under which they are most probable, the Jacobian of the
 transformation included (Snelson, Rasmussen & Ghahramani, 2004, "Warped Gaussian Processes", section 3).
 """
 

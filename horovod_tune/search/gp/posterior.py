@@ -26,8 +26,8 @@ DRAWS, _MOST_DRAWN = 16, 400
 class PosteriorDraws:
     """The posterior of one metric, as several equally probable processes that share their points.
 
-    `pending`, shape (points, features), are the points in flight. Without `draw_results` observed results are
-    not drawn, only those in flight. The first `expected` points in flight get their expected values instead
+    `pending`, shape (points, features), are the points in flight. Without `draw_results`, only values at the
+    points in flight are drawn. The first `expected` points in flight get their expected values instead
     of draws: the best of many draws is far better than the best trial will be.
     """
 
@@ -77,8 +77,8 @@ class Posterior:
 
     `pending` has the shape (points, features). `context` has the features that follow each query's own: the
     time at which learning curves are compared. `draw_results` and `expected` are those of `PosteriorDraws`.
-    The value to beat is the best of `rivals`, shape (points, features and context); if None, of the model's
-    own points and those in flight. `allowed` selects the ones that count, at least one; None selects all.
+    The value to beat is the best at `rivals`, shape (points, features and context); if None, at the model's
+    own points and those in flight. `allowed` selects the points that count, at least one; None selects all.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Posterior:
         stds = np.broadcast_to(stds[:, None], means.shape)
         log_safe = 0.0 if self._safety is None else self._safety(features)
         scale, offset = self._model.scale, self._model.offset
-        # Expectations and probabilities are multiplied by the probability that the trial is feasible. To
-        # their logarithms, and to confidence bounds in the objective's unit, its logarithm is added.
+        # Expectations and probabilities are multiplied by the probability that the trial is feasible. The
+        # logarithm of that probability is added to log EI, and to confidence bounds in the objective's unit.
         if isinstance(self._acquisition, LogExpectedImprovement):
             # Invariant under a change of units, apart from a constant.
             self._acquisition.y_max = self.incumbents

@@ -25,7 +25,7 @@ _STEP = 1e-5
 class Acquisition(Protocol):
     """How much a point is worth: larger is better."""
 
-    #: The number of results and points in flight in its model; each query costs the square of it.
+    #: The number of results and points in flight in its model; the cost of a query grows with its square.
     rows: int
 
     def __call__(self, features: FloatArray) -> FloatArray:
@@ -70,7 +70,7 @@ def candidates(
     spread = 10.0 ** generator.uniform(-3, -0.5, size=(len(around), 1))
     numeric = np.array([column.is_ordered for column in space.columns])
     moved = np.where(numeric, np.clip(around + spread * generator.standard_normal(around.shape), 0, 1), fresh)
-    # Few coordinates at a time: in many dimensions moving all of them leaves every ridge.
+    # Move few coordinates at a time: in many dimensions, moving all of them would leave any ridge.
     share = generator.uniform(size=(len(around), 1))
     mask = generator.uniform(size=around.shape) < np.maximum(share, 1.0 / space.dimension)
     return np.concatenate([everywhere, space.snap(np.where(mask, moved, around))])
@@ -106,7 +106,7 @@ def _climb(acquisition: Acquisition, space: SearchSpace, start: FloatArray) -> t
 
 
 def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
-    """Return the parameters that can be climbed along gradients; an inactive one leads nowhere."""
+    """Return the parameters that can be climbed along gradients; inactive ones have no effect."""
     active = space.active(point[None, :])[0]
     return [
         i

@@ -17,11 +17,11 @@ from horovod_tune.search.space.dimensions import FloatArray, FloatRange, Grid
 
 
 class Choice:
-    """A choice among values of any kind, which need not be hashable; a repeated one is drawn more often.
+    """A choice among values of any kind, which need not be hashable; a repeated value is drawn more often.
 
-    At least three different numbers are ordered: their distances are those of the values or of their
-    logarithms, whichever are spaced more evenly, or those of their ranks if both are uneven. Other values,
-    and all values with `ordered=False`, are categories, whose coordinates are their indices.
+    Three or more different numbers have an order: their coordinates are spaced like the values or like their
+    logarithms, whichever are more even, or equally if both are uneven. Other values, and all values with
+    `ordered=False`, are categories, whose coordinates are their indices.
 
     >>> act = Choice(["relu", None, {"leak": 0.1}])
     >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)

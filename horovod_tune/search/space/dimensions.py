@@ -6,7 +6,7 @@ quantised values). Together with `Choice`, these are all kinds of parameters. Ea
 * a *value*, which the training function receives,
 * a *coordinate*: a float in [0, 1] on the model's scale (the log for log domains); for categories the index
   of the category,
-* a *quantile*: a float in [0, 1) from which the domain's own distribution is drawn.
+* a *quantile*: a float in [0, 1); uniform ones give the domain's own distribution (but see `FloatRange`).
 
 All array arguments and results are one-dimensional and of equal length.
 """
@@ -21,8 +21,8 @@ import numpy as np
 
 from horovod_tune.search.gp.kernels import FloatArray, linear
 
-#: A linear range counts as one over powers of ten if its upper end is from the first to the second number
-#: times its positive lower end. Beyond the second, the lower end counts as 0.
+#: A linear range counts as one over powers of ten if its lower end is positive and the upper end is larger
+#: by a factor from the first to the second number. Beyond the second, the lower end counts as 0.
 FEWEST_TIMES, MOST_TIMES = 1e3, 1e8
 
 
@@ -144,7 +144,7 @@ class Grid:
 
     def to_value(self, coordinate: float) -> Any:
         position = self._low + np.asarray([coordinate]) * (self._high - self._low)
-        # Above 2**53 a float can round to beyond a bound that is an integer.
+        # Above 2**53, a float can round past an integer bound.
         k = self._base + int(self._index(position)[0])
         return self._value(min(max(k, self.first), self.last))
 

@@ -62,8 +62,8 @@ def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
 
     In bayesian-optimization's own `pbounds`, `(low, high)` and `(low, high, float)` are floats, `(low, high,
     int)` integers with both bounds included, any other sequence categories; its parameter objects are
-    accepted too. A `/` in a name nests. Next to Tune domains, only ranges and these objects are bounds; every
-    other value is a constant.
+    accepted too. A name with `/` stands for nested dictionaries. If the space has Tune domains too, only
+    ranges and these objects are bounds; every other value is a constant.
 
     >>> sorted(from_mixed({"x": (0, 1), "model/depth": (2, 8, int)}))
     ['model', 'x']
@@ -91,7 +91,7 @@ _BOUNDS = (FloatParameter, IntParameter, CategoricalParameter)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:
-    """Return a dictionary with `/` in its keys as nested ones.
+    """Return nested dictionaries for a dictionary with `/` in its keys.
 
     >>> nested({"model/depth": 3, "lr": 0.1})
     {'model': {'depth': 3}, 'lr': 0.1}

@@ -53,7 +53,7 @@ class SearchSpace:
         #: True if something is sampled outside the model, so that one point has many configurations.
         self.is_sampled = bool(self._sampled)
         index = {id(node): number for number, node in enumerate(self.nodes)}
-        #: For each parameter the choice that it depends on, as (column, option).
+        #: For each parameter the choices that it depends on, outermost first, as (column, option).
         self._needs: list[list[tuple[int, int]]] = [
             [(index[id(choice)], option) for choice, option in node.conditions if id(choice) in index]
             for node in self.nodes
@@ -88,7 +88,7 @@ class SearchSpace:
         return math.prod((self._size_below(i) for i in columns), start=1)
 
     def _size_below(self, column: int) -> float:
-        """Return the number of combinations of a parameter's values with those of parameters below them."""
+        """Return the number of combinations of a parameter's values and of the parameters in its options."""
         children = [i for i, needs in enumerate(self._needs) if needs and needs[-1][0] == column]
         if not children:
             return self.columns[column].cardinality
@@ -107,7 +107,7 @@ class SearchSpace:
         return {**{key: value for key, value in config.items() if key not in flat}, **nested(flat)}
 
     def names(self) -> list[str]:
-        """Return the name of every modelled parameter; one inside an option has the option's number in it."""
+        """Return the name of every modelled parameter; inside an option, it has the option's number in it."""
         return [node.name for node in self.nodes]
 
     def describe(self) -> dict[str, str]:
@@ -132,7 +132,7 @@ class SearchSpace:
         return self.snap(np.where([column.is_ordered for column in self.columns], 0.5, points))
 
     def snap(self, points: FloatArray) -> FloatArray:
-        """Move each coordinate to the nearest one of an allowed value."""
+        """Move each coordinate to that of the nearest allowed value."""
         columns = [p.snap(points[:, i]) for i, p in enumerate(self.columns)]
         return np.stack(columns, axis=1) if columns else points
 
@@ -211,7 +211,7 @@ class SearchSpace:
     def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
         """Read a configuration that may leave parameters open: its coordinates, and values to use as given.
 
-        Raises `SpaceError` for an unknown name, or a value that is outside its domain or not the constant.
+        Raises `SpaceError` for an unknown name, a value outside its domain, or a changed constant.
         """
         coordinates, given, _ = self._read(config)
         for node in self._sampled:

@@ -3,7 +3,7 @@
 python examples/bayesopt_digits.py
 python examples/bayesopt_digits.py --num-slots 4 --num-samples 32 --max-concurrent 2 --use-gpu
 python examples/bayesopt_digits.py --address auto --num-hosts 3      # on a Ray cluster
-python examples/bayesopt_digits.py --resume mine       # a second time: continues
+python examples/bayesopt_digits.py --resume mine       # the same command again continues the search
 """
 
 import argparse
@@ -35,7 +35,7 @@ SPACE = {
 
 
 def digits():
-    """Return the 1,797 digits that scikit-learn ships as train, validation and test sets (1,200/300/297)."""
+    """Return scikit-learn's 1,797 digits as train, validation and test sets (1,200, 300 and 297 digits)."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images = torch.tensor(data.images[order] / 16.0, dtype=torch.float32).unsqueeze(1)
@@ -68,7 +68,7 @@ def accuracy(model, dataset, device="cpu"):
 
 
 def train(config):
-    """Train one rank: the function to tune."""
+    """The function to tune, which runs on each rank."""
     hvd.init()
     torch.manual_seed(0)
     device = "cpu"
@@ -101,7 +101,7 @@ def train(config):
 
     for epoch in range(first_epoch, config["epochs"]):
         sampler.set_epoch(epoch)
-        for group in optimizer.param_groups:  # down to nearly 0, so that the last epoch is the best
+        for group in optimizer.param_groups:  # decays to nearly 0, so that the last epoch is the best
             group["lr"] = config["lr"] * (1 - epoch / config["epochs"])
         for images, targets in batches:
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""BOHB on trials of 2 Horovod ranks, which pause and resume from their checkpoints.
+"""BOHB on trials of 2 Horovod ranks; the trials pause, and resume from their checkpoints.
 
 pip install 'horovod_tune[bohb]'
 python examples/bohb_digits.py                  # a ConfigSpace, as in older scripts

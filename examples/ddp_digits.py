@@ -19,7 +19,7 @@ from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
 
 
 def train(config):
-    """Train for `max_epochs`; report accuracy and mean_loss on held-out digits after each."""
+    """Train for `max_epochs`; report accuracy and mean_loss on held-out digits after each epoch."""
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """The function that the algorithm examples tune: a small network on handwritten digits, on Horovod ranks.
 
-A plain Horovod training function; it resumes from its checkpoint, so that schedulers may pause, resume and
-clone its trials.
+It is a plain Horovod training function that resumes from its checkpoint, so that schedulers can pause,
+resume and clone its trials.
 """
 
 import argparse
@@ -21,8 +21,8 @@ def connect_to_ray(num_cpus=None, **settings):
     """Connect to the Ray cluster at `--address`, or start one on this machine; print how large it is."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default="local", help="auto: the Ray cluster that this machine is in")
-    address = parser.parse_args().address
-    # A cluster has the CPUs that it was started with; on a machine with one CPU, two ranks share it.
+    address = parser.parse_known_args()[0].address
+    # Only a cluster that starts here takes num_cpus. On a machine with one CPU, two ranks share it.
     local_cpus = num_cpus or max(2, os.cpu_count() or 1)
     ray.init(address, num_cpus=local_cpus if address == "local" else None, **settings)
     nodes = sum(node["Alive"] for node in ray.nodes())
@@ -37,7 +37,7 @@ def digits():
 
 
 def train(config):
-    """Train for `max_epochs` (10); report accuracy and mean_loss on held-out digits after each."""
+    """Train for `max_epochs` (10); report accuracy and mean_loss on held-out digits after each epoch."""
     hvd.init()
     torch.manual_seed(0)
     images, labels, held_out, answers = digits()
@@ -60,7 +60,7 @@ def train(config):
             state = torch.load(os.path.join(directory, "state.pt"))
         epoch = state["epoch"]
         model.load_state_dict(state["model"])
-        # Momentum only: the learning rate may be a new one, as under population based training.
+        # Only the momentum is restored: population based training may have changed the learning rate.
         optimizer.load_state_dict(
             {**state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]}
         )

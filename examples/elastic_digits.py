@@ -34,7 +34,7 @@ def train(config):
 
     while epoch < last:
         epoch += 1
-        if hvd.size() < 3:  # long enough to see a third rank join
+        if hvd.size() < 3:  # train long enough to see a third rank join
             last = min(epoch + 3, 20 * config["epochs"])
         began = time.monotonic()
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
@@ -47,7 +47,7 @@ def train(config):
         with torch.no_grad():
             accuracy = (model(held_out).argmax(1) == answers).float().mean()
         report(epoch=epoch, accuracy=accuracy.item(), pid=os.getpid(), seconds=time.monotonic() - began)
-        # After the report: when the world changes, code after a commit is not reached.
+        # Commit after the report: when the world changes, code after the commit is not reached.
         commit(
             {"epoch": epoch, "last": last, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
         )

@@ -1,7 +1,7 @@
 """The first example of Horovod's guide to Ray Tune, as printed there, apart from its first lines.
 
-What the guide leaves undefined is at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too.
-`best_config` requires a metric and a mode, so `tune.run` names them.
+`use_gpu` and `Model`, which the guide does not define, are at the top. We also added the parser, `ray.init`,
+and the metric and mode of `tune.run`, which `best_config` requires.
 
     python examples/horovod_simple.py
 """

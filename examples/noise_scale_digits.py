@@ -34,7 +34,7 @@ def train(config):
 
     while epoch < last:
         epoch += 1
-        if hvd.size() < 4:  # long enough to see it grow
+        if hvd.size() < 4:  # train long enough to see the trial grow
             last = min(epoch + 3, 100 * config["epochs"])
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
         for passes in setup.batches(order):

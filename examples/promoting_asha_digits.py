@@ -28,7 +28,7 @@ def main(num_samples=20, storage_path=None):
         metric="accuracy",
         mode="max",
         search_alg=ConcurrencyLimiter(BayesOptSearch(), max_concurrent=4),
-        # A trial pauses after 2 and 6 epochs, and continues once it is among the best third there.
+        # A trial pauses after 2 and 6 epochs, and continues once it is among the best third of that epoch.
         scheduler=PromotingASHA(time_attr="epoch", max_t=MAX_EPOCHS, grace_period=2, reduction_factor=3),
         num_samples=num_samples,
         storage_path=storage_path,

@@ -49,7 +49,7 @@ def train(config, text):
         args=TrainingArguments(
             output_dir="trainer",
             learning_rate=config["learning_rate"],
-            warmup_steps=config["warmup_ratio"],  # below 1 it is a share of all steps
+            warmup_steps=config["warmup_ratio"],  # a value below 1 is a fraction of all steps
             num_train_epochs=config["num_train_epochs"],
             per_device_train_batch_size=8,
             per_device_eval_batch_size=8,
@@ -58,7 +58,7 @@ def train(config, text):
             dataloader_drop_last=True,  # one shape, so that XLA compiles one graph
             eval_strategy="epoch",
             logging_strategy="epoch",
-            save_strategy="no",  # the callback saves, with each evaluation
+            save_strategy="no",  # the callback requests a save at each evaluation
             save_total_limit=1,
             report_to="none",
             disable_tqdm=True,

@@ -1,11 +1,10 @@
 """BOHB on trials of 2 Horovod ranks; the trials pause, and resume from their checkpoints.
 
 pip install 'horovod_tune[bohb]'
-python examples/bohb_digits.py                  # a ConfigSpace, as in older scripts
-python examples/bohb_digits.py --tune-space     # the same space as Tune domains
-"""
+python examples/bohb_digits.py
 
-import sys
+The space is a ConfigSpace, as in older scripts; `main(use_tune_space=True)` takes the same space as Tune domains.
+"""
 
 import ConfigSpace as CS
 from digits_mlp import connect_to_ray, train
@@ -50,5 +49,5 @@ def main(num_samples=9, max_t=9, use_tune_space=False, storage_path=None):
 
 if __name__ == "__main__":
     connect_to_ray()
-    results = main(use_tune_space="--tune-space" in sys.argv)
+    results = main()
     print("best_config:", results.get_best_config("mean_loss", "min", scope="all"))

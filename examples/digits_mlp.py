@@ -21,7 +21,7 @@ def connect_to_ray(num_cpus=None, **settings):
     """Connect to the Ray cluster at `--address`, or start one on this machine; print how large it is."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default="local", help="auto: the Ray cluster that this machine is in")
-    address = parser.parse_known_args()[0].address
+    address = parser.parse_args().address
     # Only a cluster that starts here takes num_cpus. On a machine with one CPU, two ranks share it.
     local_cpus = num_cpus or max(2, os.cpu_count() or 1)
     ray.init(address, num_cpus=local_cpus if address == "local" else None, **settings)

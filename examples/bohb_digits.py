@@ -3,7 +3,7 @@
 pip install 'horovod_tune[bohb]'
 python examples/bohb_digits.py
 
-The space is a ConfigSpace, as in older scripts; `main(use_tune_space=True)` takes the same space as Tune domains.
+The space is a ConfigSpace, as in older scripts; with `main(use_tune_space=True)` it is given as Tune domains.
 """
 
 import ConfigSpace as CS

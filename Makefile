@@ -4,7 +4,7 @@
 #   VENV=DIR              another folder for the environment
 #   TORCH=auto|cpu|pip    the build of torch: auto is a CPU build if there is no GPU; pip is what pip selects
 #   PIP_EXTRA="..."       more arguments for pip install; pip's own PIP_... variables are honoured as well
-#   PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS    passed on
+#   PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS, SOAK_ARGS, MATRIX_ARGS    arguments for the target's program
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,10 +21,10 @@ IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations-
 
 help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
-	@echo "make check    lint, types, and the tests that start nothing: a minute"
+	@echo "make check    lint, types, and the tests that start no processes: a minute"
 	@echo "make test     the tests, without the slow ones  make test PYTEST_ARGS='-k placement'"
 	@echo "make test-all everything: lint, typecheck, test, test-slow, docs, wheel"
-	@echo "make test-slow    all tests that make test leaves out    make test-slow SHARD=1/4"
+	@echo "make test-slow    the tests that make test leaves out, except those of make wheel    make test-slow SHARD=1/4"
 	@echo "make test-hosts   the part of test-slow on several simulated hosts; needs root and Debian packages"
 	@echo "make examples     the part of test-slow that runs the programs in examples/ and the documentation"
 	@echo "make lint     ruff, format and lint             make format rewrites the files"
@@ -34,7 +34,7 @@ help: ## Show this list
 	@echo "make debian-packages   install what some tests need besides Python, if permitted"
 	@echo "make soak     searches with random faults, ten minutes each  make soak SOAK_ARGS='--seconds 3600'"
 	@echo "make bench    measure what the README claims    make bench BENCH_ARGS=turnaround"
-	@echo "make test-matrix   core tests with other releases of Ray, pandas, bayesian-optimization"
+	@echo "make test-matrix   core tests with other releases of Ray, pandas, bayesian-optimization, Python, torch"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
 	@echo "make test-gpu build Horovod with NCCL and run the tests that need an NVIDIA GPU; skip them without one"
 	@echo "make set-up   only set up                       horovod-tune doctor checks the versions"
@@ -49,7 +49,7 @@ check: lint typecheck
 test: set-up
 	@$(PYTEST) $(IN_PARALLEL) -m "contract or not (slow or cluster or example or wheel)" --durations 10 $(PYTEST_ARGS)
 
-# SHARD=I/N: every N-th file by its crc32, so that a shard always has the same files.
+# SHARD=I/N: the files whose crc32 modulo N is I - 1, so that a shard always has the same files.
 test-slow: set-up
 	@$(PYTEST) $(IN_PARALLEL) -m "(slow or cluster or example) and not (contract or wheel)" $(if $(SHARD),--shard $(SHARD)) --durations 10 $(PYTEST_ARGS)
 

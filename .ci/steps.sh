@@ -33,15 +33,15 @@ xla_step() { # torch_xla brings torch's CUDA packages, 7 GB, and compiles for mi
   local free_gb
   free_gb=$(df --output=avail -BG . | tail -n 1 | tr -dc 0-9)
   if [ "$cpus" -lt 4 ]; then
-    skip test-xla "$cpus CPUs, and it needs 4"
+    skip test-xla "needs 4 CPUs, but there are $cpus"
   elif [ "$free_gb" -lt 20 ]; then
-    skip test-xla "$free_gb GB free, and it needs 20"
+    skip test-xla "needs 20 GB of free disk, but $free_gb GB are free"
   else
     step test-xla "$1" PYTEST_ARGS="-rs --durations 10"
   fi
 }
 
-finish() { # print what failed and how again, on the last page of the log; exit
+finish() { # repeat at the end of the log what failed, and why; exit
   local name
   echo
   if [ -s build/durations.json ]; then
@@ -54,12 +54,12 @@ finish() { # print what failed and how again, on the last page of the log; exit
       grep -E '^(FAILED|ERROR) |^E  ' "$logs/$name" | cut -c 1-300 | tail -n 40 | grep . || tail -n 20 "$logs/$name"
     done <"$logs/failed"
   fi
-  for name in "$logs"/test*; do # pytest's last line; make may have added one of its own
+  for name in "$logs"/test*; do # pytest's last line; make may have added a line after it
     [ -f "$name" ] && echo "$(basename "$name"): $(grep -E '^=+ .* in [0-9.]+s' "$name" | tail -n 1)"
   done
   echo "Left out: $([ -s "$logs/skipped" ] && cat "$logs/skipped" || echo nothing)"
   grep -hE '^SKIPPED ' "$logs"/* | sed -E 's/^SKIPPED \[[0-9]+\] [^ ]+ /Skipped: /' | sort | uniq -c | sort -rn | head -n 30
-  echo "All of it took $SECONDS s on $cpus CPUs. Failed: $([ -s "$logs/failed" ] && tr '\n' ' ' <"$logs/failed" || echo nothing)"
+  echo "All steps took $SECONDS s on $cpus CPUs. Failed: $([ -s "$logs/failed" ] && tr '\n' ' ' <"$logs/failed" || echo nothing)"
   [ ! -s "$logs/failed" ]
   exit
 }

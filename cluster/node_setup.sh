@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs on every node of a `ray up` cluster, as its set-up command: afterwards `python`, `ray` and
+# Runs on every node of a `ray up` or SkyPilot cluster, as its set-up command: afterwards `python`, `ray` and
 # `horovod-tune` are on the login shell's PATH, in the tested versions, and Horovod is compiled.
 #
 #   bash node_setup.sh cpu     Horovod with Gloo
 #   bash node_setup.sh nccl    Horovod with Gloo and NCCL (needs an NVIDIA driver; brings CUDA's compiler)
 #   bash node_setup.sh tpu     no Horovod: torch_xla for TPU trials
 #
-# A node that has all this (from an image, or an earlier `ray up`) is not changed, and nothing is downloaded.
-# Adds up to two lines to ~/.bashrc, at its top and at its end. The compiled wheel is cached in
+# On a node that has all this (from an image, or an earlier `ray up`) nothing is installed or downloaded.
+# The script adds up to two lines to ~/.bashrc, each at its top and at its end. The compiled wheel is cached in
 # ~/.cache/horovod_tune.
 set -euo pipefail
 
@@ -23,7 +23,7 @@ case $kind in
   *) echo "node_setup.sh: the kind must be cpu, nccl or tpu, got '$kind'" >&2; exit 2 ;;
 esac
 
-complete() {  # does the python in $1 have it all, in these versions?
+complete() {  # does the Python $1 have all packages, in these versions?
   "$1" - "$RAY" "$TORCH" "$needs" "$kind" 2>/dev/null <<'P'
 import importlib, sys
 import ray, torch, horovod_tune
@@ -34,10 +34,10 @@ assert kind != "nccl" or module.nccl_built()
 P
 }
 
-login_line() {  # at the top, since many images' .bashrc returns early when it is not a terminal, and at the end,
-  local others  # since conda or pyenv may have put a Python of theirs in front there
+login_line() {  # at the top, since many images' .bashrc returns early without a terminal, and at the end, since
+  local others  # the lines of conda or pyenv may put their own Python first on the PATH
   others=$(grep -avxF "$1" ~/.bashrc 2>/dev/null || true)
-  # Complete before it replaces the contents of a file that may be a link.
+  # Write the new file completely before its contents replace those of ~/.bashrc, which may be a link.
   printf '%s\n' "$1" "$others" "$1" > ~/.bashrc.new && cat ~/.bashrc.new > ~/.bashrc && rm ~/.bashrc.new
 }
 

@@ -3,7 +3,7 @@
 #
 #   [RENTED=yes] bash start_worker.sh --address=HEAD:6379 [more options of `ray start`]
 #
-# Ray runs in one session, which ends as a whole when the head is gone: a plain `ray start` would leave the
+# Ray runs in one session (setsid), which ends as a whole when the head is gone: a plain `ray start` would leave the
 # raylet's agents behind (Ray 2.60). An earlier session is ended first. A rented machine whose head has been gone for
 # five minutes shuts itself down. The output is in ~/.horovod-tune/ray_worker.log.
 set -euo pipefail
@@ -22,7 +22,7 @@ if [ "${1:-}" = --session ]; then
     gone=0                                      # half-minutes without a head
     while [ $gone -lt 10 ]; do
       if timeout 5 bash -c "</dev/tcp/$RAY_HEAD_IP/6379" 2>/dev/null; then gone=0; else gone=$((gone + 1)); fi
-      [ "$(cat "$home/worker_session")" = $$ ] || exit 0       # Ray was started here again
+      [ "$(cat "$home/worker_session")" = $$ ] || exit 0       # this script has started Ray here again
       sleep 30
     done
     sudo -n shutdown -h now || true

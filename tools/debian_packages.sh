@@ -2,7 +2,7 @@
 # Installs what some tests need besides Python, if permitted: a browser, sshd, Slurm. Never fails.
 set -uo pipefail
 
-# COMMAND:PACKAGE that has it
+# COMMAND:PACKAGE, where the package contains the command
 commands=(
   "chromium:chromium" "chromedriver:chromium-driver" "sshd:openssh-server" "rsync:rsync" "iptables:iptables" "ip:iproute2" "pgrep:procps"
   "nsenter:util-linux" "slurmctld:slurm-wlm" "munged:munge"

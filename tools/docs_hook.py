@@ -1,8 +1,8 @@
-"""Pages of the documentation site that are made from files outside docs/; mkdocs calls these functions.
+"""Makes the pages of the documentation site that come from files outside docs/; mkdocs calls these functions.
 
-README.md, CHANGELOG.md and CONTRIBUTING.md become pages, each program in examples/ becomes one, and so do the
-commands' `--help` and the docstrings of the public names. Paths of such files, as links or between backticks,
-become links to their pages: a missing page then fails `mkdocs build --strict`.
+README.md, CHANGELOG.md, CONTRIBUTING.md and each program in examples/ become a page each. The `--help` of all
+commands becomes a page, and so do the docstrings of the public names. Paths of these files, as links or
+between backticks, become links to their pages: a missing page then fails `mkdocs build --strict`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md
 PUBLIC = {
     "horovod_tune": "Trials and what a training function calls.",
     "horovod_tune.search": "Searchers: [the guide](search.md).",
-    "horovod_tune.large_batch": "For training functions, under trials or plain `horovodrun`.",
+    "horovod_tune.large_batch": "For training functions, in trials or under plain `horovodrun`.",
     "horovod_tune.analysis": "What a search found: [the guide](analysis.md).",
-    "horovod_tune.analysis.plots": "Each returns a `plotly.graph_objects.Figure`.",
+    "horovod_tune.analysis.plots": "Each function returns a `plotly.graph_objects.Figure`.",
 }
 
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
@@ -67,10 +67,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to files of the checkout at the pages that these have become."""
+    """Make links to files of the checkout lead to the pages made from these files."""
     source = page.file.src_uri
     tops = {made: name for name, made in TOP.items()}
-    # The folder, from the top of the checkout, that the page's own links start from.
+    # The folder that the page's own links are relative to; its path starts at the top of the checkout.
     base = "" if source in tops else posixpath.dirname(f"docs/{source}")
 
     def link(target: str) -> str:
@@ -125,7 +125,7 @@ def _shown(path: Path) -> str:
 def _commands() -> str:
     """Return the page with the `--help` of each command of `horovod-tune`."""
     os.environ["COLUMNS"] = "100"
-    parts = ["# Commands\n", "Each command prints the same with `--help`.\n"]
+    parts = ["# Commands\n", "Each command prints its section of this page with `--help`.\n"]
     parts += [_help(parser) for parser in _parsers(build_parser())]
     return "\n".join(parts)
 
@@ -145,8 +145,8 @@ def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def _reference() -> str:
-    """Return the reference page: for mkdocstrings, the public names by the modules that define them."""
-    parts = ["# Python reference\n", "From the docstrings. What is not here is internal.\n"]
+    """Return the reference page, which names the public functions and classes for mkdocstrings."""
+    parts = ["# Python reference\n", "Generated from the docstrings. Names that are not here are internal.\n"]
     for name, about in PUBLIC.items():
         module = importlib.import_module(name)
         parts.append(f"## {name}\n\n{about}\n")
@@ -162,7 +162,7 @@ def _reference() -> str:
 
 
 def _own_members(kind: type) -> list[str]:
-    """Return the public methods and properties that a class itself defines, with a docstring."""
+    """Return the public methods and properties that a class itself defines and documents."""
     return [
         name
         for name, value in vars(kind).items()

@@ -2,8 +2,8 @@
 
     python3 tools/set_up.py [--profile main|xla] [--venv DIR]
 
-The environment is stamped with a hash of its inputs: a second run does nothing unless one has changed. An
-interrupted run can be repeated. TORCH=auto|cpu|pip chooses the build of torch (see `TORCH_CHOICES`);
+The environment is stamped with a hash of its inputs: a second run does nothing unless an input has changed.
+An interrupted run can be repeated. TORCH=auto|cpu|pip chooses the build of torch (see `TORCH_CHOICES`);
 pip's own variables (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...) and PIP_EXTRA, arguments for `pip install`,
 are honoured.
 """
@@ -39,7 +39,7 @@ TORCH_CHOICES = {
     "pip": "what pip selects: on x86-64 Linux usually the CUDA build, several GB; it runs on the CPU as well",
 }
 
-# The last two: a change of how Horovod is built must reach existing environments.
+# The last two are inputs because a change of how Horovod is built must reach existing environments.
 INPUTS = (
     "pyproject.toml",
     "setup.py",
@@ -61,7 +61,7 @@ class Profile:
     name: str
     folder: str
     torch: str
-    # What is installed together with torch, since it must match it.
+    # Packages that are installed together with torch, since their releases must match.
     also: tuple[str, ...]
     extras: str
     horovod: bool
@@ -117,7 +117,7 @@ def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
         under_way.touch()
         fill(profile, venv, torch_choice, environ)
         under_way.unlink()
-        # If the build fails, the packages are complete: the next set-up does not fetch gigabytes again.
+        # The packages are complete even if the build below fails: the next set-up keeps them.
         if profile.horovod:
             install_horovod(venv)
         coming = stamp.with_suffix(".part")
@@ -171,7 +171,7 @@ def install_torch(profile: Profile, python: str, pip: list[str], choice: str) ->
 def needs_cpu_build(choice: str, *, gpu: bool, machine: str, also: tuple[str, ...]) -> bool:
     """Return True if a build of torch without CUDA must be requested explicitly.
 
-    Only x86-64 Linux has two builds of one version. What is installed with torch (torch_xla) rules it out.
+    Only x86-64 Linux has two builds of one version. torch_xla, which is in ``also``, has no CPU-only build.
     """
     if also:
         return False
@@ -192,9 +192,9 @@ def has_gpu() -> bool:
 
 
 def make_environment(venv: Path) -> None:
-    """Make an empty environment, unless one of this Python exists whose set-up was not interrupted.
+    """Make an empty environment, unless there is one with this Python whose set-up was not interrupted.
 
-    pip may not repair a package whose installation was interrupted; it caches the downloads.
+    pip may not repair a package whose installation was interrupted. Downloads stay in pip's cache.
     """
     python = venv / "bin" / "python"
     version = (
@@ -216,7 +216,7 @@ def make_environment(venv: Path) -> None:
 
 
 def missing_tools(*, needs_compiler: bool) -> list[str]:
-    """Return a line per tool that this machine lacks; the last one has the commands that install them."""
+    """Return a line per tool that this machine lacks; the last line has the commands that install them."""
     missing, packages = [], []
     if sys.version_info < OLDEST_PYTHON:
         missing.append(
@@ -238,7 +238,7 @@ def missing_tools(*, needs_compiler: bool) -> list[str]:
     if packages:
         debian, fedora = (" ".join(pair[i] for pair in packages) for i in (0, 1))
         missing.append(
-            f"To install them. Debian, Ubuntu: apt-get install {debian}. Fedora: dnf install {fedora}."
+            f"To install them on Debian or Ubuntu: apt-get install {debian}. On Fedora: dnf install {fedora}."
         )
     return missing
 
@@ -248,7 +248,7 @@ def _debian_python() -> str:
 
 
 def fingerprint(checkout: Path, profile: Profile, torch_choice: str, pip_extra: str) -> str:
-    """Return a hash of the environment's inputs, and of the checkout's path, since it cannot be moved."""
+    """Return a hash of the environment's inputs, and of the checkout's path: environments cannot be moved."""
     digest = hashlib.sha256()
     for part in (str(checkout), repr(profile), torch_choice, pip_extra, sys.version):
         digest.update(part.encode() + b"\0")

@@ -2,10 +2,10 @@
 
     python tools/test_matrix.py [--quick] [NAME...]
 
-A combination with another Ray, pandas or bayesian-optimization is a copy (of hard links) of the environment
-that this runs in, with one release changed. One with another Python or torch is made as a user makes it:
-`pip install`, then `horovod-tune install-horovod`, which compiles Horovod for it (some seven minutes of CPU
-each, unless a wheel was kept). A Python that this machine lacks is reported as missing.
+The environment for another Ray, pandas or bayesian-optimization is a copy (of hard links) of the one that
+this runs in, with one release changed. An environment with another Python or torch is made as users make
+theirs: `pip install`, then `horovod-tune install-horovod`, which takes about seven minutes of CPU time unless
+the wheel is cached. A combination whose Python this machine lacks is reported as not tried.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ COMBINATIONS = {
         f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
     },
 }
-# The shapes of private APIs, and real trials: on kept workers, with failures and checkpoints.
+# The shapes of private APIs, and real trials: on reused workers, with failures and checkpoints.
 QUICK = [
     "tests/test_compatibility.py",
     "tests/trials/test_checkpoints.py",
     "tests/trials/test_warm_in_tune.py",
 ]
-# The reader of experiments, whose files Tune writes, and the search.
+# Also the reader of the files that Tune writes for an experiment, and the searcher.
 CORE = [*QUICK, "tests/analysis/test_results.py", "tests/search/test_bayesopt.py"]
-# What the core needs besides the package.
+# What the core tests need besides the package.
 TEST_PACKAGES = ["pytest>=8", "pytest-timeout", "plotly>=6", "rich>=13", "jinja2"]
 INSTALL_TIMEOUT_S = 1800
 COMPILE_TIMEOUT_S = 3600
@@ -153,7 +153,7 @@ def install(command: list[str], timeout_s: float, cwd: str | None = None) -> Non
 
 
 def copy_environment(target: Path) -> Path:
-    """Return the Python of a copy of this environment; files are shared until pip replaces them."""
+    """Copy this environment and return the copy's Python; files are shared until pip replaces them."""
     source = Path(sys.prefix)
     shutil.copytree(source, target, copy_function=link, symlinks=True)
     (target / "pyvenv.cfg").unlink()
@@ -171,7 +171,7 @@ def link(source: str, target: str) -> None:
 
 def run_tests(python: Path, tests: Sequence[str]) -> str:
     """Run tests; return pytest's last line."""
-    # This checkout is what is tested; the copy's scripts still name the environment they came from.
+    # Test this checkout. Call pytest as a module: a copy's scripts still name the environment they came from.
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "RAY_USAGE_STATS_ENABLED": "0"}
     try:
         done = subprocess.run(

@@ -34,11 +34,11 @@ class Finding:
 class Node:
     """One node of the cluster, as it was examined."""
 
-    label: str  # its host name, with the address if two have the same
+    label: str  # its host name, with its address if two nodes have the same name
     address: str  # Ray's address for it
     info: NodeInfo | None = None  # None if examining it failed, with the reason in `failure`
     failure: str | None = None
-    # The interface that the ranks' collectives will take, with its address, or why there is none.
+    # The interface that the ranks' collectives will use, with its address, or why there is none.
     interface: str | None = None
     interface_address: str | None = None
     interface_failure: str | None = None
@@ -57,9 +57,9 @@ def diagnose(info: NodeInfo) -> list[Finding]:
 
 
 def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[Finding]:
-    """Return what prevents a trial across nodes, problems first.
+    """Return what is wrong with these nodes for a trial across them, problems first.
 
-    The first node is the driver's: if versions are tied, its version is the right one.
+    The first node is the driver's: its version counts as the right one if no version is more common.
     """
     found = [
         replace(finding, node=node.label)

@@ -28,7 +28,7 @@ import psutil
 from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
 
 IMPORT_TIMEOUT_S = 120.0
-# Ray hides the GPUs this way from tasks that request none, such as the one that examines a node.
+# Ray hides the GPUs this way from actors that request none, such as the one that examines a node.
 HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 # By package: what a process imports, and an expression for a dict of facts about it.
@@ -107,7 +107,7 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
 
     Args:
         modules: further modules to import.
-        timeout_s: for all imports together. Those that have not ended by then are slow.
+        timeout_s: the limit for all imports together. An import that has not ended within it is slow.
     """
     end = time.monotonic() + timeout_s
     horovod, torch = installed_horovod(), installed_torch()

@@ -63,11 +63,11 @@ def check(
     """Examine each machine of the Ray cluster that this process is connected to.
 
     Machines are distinguished by address: simulated nodes on one machine count once. A cluster of one
-    machine gives an empty report, since nothing is sent between hosts then.
+    machine gives an empty report, since its trials send nothing between hosts.
 
     Args:
-        modules: of the training function; imported on each machine, in processes of their own.
-        timeout_s: for the whole check. A machine that has not responded by then is a problem.
+        modules: the training function's modules. Each machine imports each of them in a new process.
+        timeout_s: the limit for the whole check. A machine that does not respond within it is a problem.
         nics: as for `DistributedTrainableCreator`.
         backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod. None: "horovod" if
             any machine has it.
@@ -119,8 +119,8 @@ class _Probes:
             self._actors[label] = actor.options(scheduling_strategy=there).remote()
 
     def examine(self, modules: Sequence[str], nics: Sequence[str]) -> list[Node]:
-        """Examine every machine; one that fails once is not examined again."""
-        limit_s = self._left_s() / 2  # leaves some for the rest if an import is slow
+        """Examine every machine; a machine that fails one check is left out of the later ones."""
+        limit_s = self._left_s() / 2  # leaves time for the other checks if an import is slow
         infos = self._ask(lambda label, actor: actor.facts.remote(modules, limit_s))
         for label, info in infos.items():
             self._set(label, info=info, **_interface(info, self._nodes[label].address, nics))

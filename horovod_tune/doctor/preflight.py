@@ -24,12 +24,12 @@ _examined: set[tuple[str, str]] = set()
 
 @best_effort_callback("preflight", PreflightFailed, ResourcesUnavailable)
 class Preflight(Callback):
-    """Examines every node once, before the first trial for which there are enough of them.
+    """Examines every node once, as soon as the cluster has enough nodes for a trial.
 
     Args:
-        spec: of the trials.
+        spec: the spec of the trials.
         shipped: their training function.
-        placement: of their workers, on more than one node if one does not hold them.
+        placement: the placement of their workers. If it fits one node, nothing is examined.
     """
 
     def __init__(self, spec: TrialSpec, shipped: ShippedFunction, placement: Placement) -> None:
@@ -41,7 +41,7 @@ class Preflight(Callback):
             return
         ray_compat.check_cluster_holds(self._placement)
         nodes = ray_compat.resources_of_nodes()
-        # A cluster that grows may not have enough yet.
+        # A cluster that grows may not have enough nodes yet.
         if len(nodes) < (self._spec.num_hosts or 1) or fits_one_node(self._placement, nodes):
             return
         report = check(self._shipped.modules(), nics=self._spec.nics, backend=self._spec.backend_name)

@@ -41,7 +41,7 @@ SOURCE_REQUIREMENT = (
 
 GPU_CHOICES = ("none", "nccl")
 
-# The cause comes first in the log; what follows (make, CMake, setuptools, pip) only reports that it failed.
+# The log shows the cause first; make, CMake, setuptools and pip then only report that a command failed.
 _ERROR = re.compile(
     r"^CMake Error"
     r"|\b(fatal )?error:(?! subprocess-exited| command )"
@@ -108,7 +108,7 @@ def compile_environment(
     """Return the environment in which Horovod's setup runs.
 
     The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    the plan's key. The others stay, except the locations of CMake, CUDA and NCCL, which are those found.
+    the plan's key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
     """
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
@@ -167,7 +167,7 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
         what: Name of the build in the progress lines.
 
     Raises:
-        BuildError: The build failed; quotes the first error.
+        BuildError: The build failed; the message quotes the first error.
     """
     # No build isolation: pip would compile against a torch that it fetches for itself, not the installed one.
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"]
@@ -270,12 +270,12 @@ class Hunk(NamedTuple):
     after: str
 
     def applied_to(self, text: str) -> str:
-        """Return `text` with the replacement made; BuildError if `before` is not in it exactly once."""
+        """Return `text` with the replacement made; raise BuildError unless `before` is in it exactly once."""
         found = text.count(self.before)
         if found != 1:
             raise BuildError(
                 f"{self.patch} expects this text once in Horovod's {self.path}, "
-                f"found it {found} times:\n{self.before.rstrip()}\n"
+                f"but found it {found} times:\n{self.before.rstrip()}\n"
                 "The patches were written for Horovod 0.28.1: pass its archive to --source, or omit --source."
             )
         return text.replace(self.before, self.after)

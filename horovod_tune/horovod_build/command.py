@@ -23,14 +23,14 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "install-horovod",
         help="compile Horovod for the installed torch and install it",
         description=f"Compiles Horovod {HOROVOD_VERSION} with Gloo for the torch of this environment and "
-        "installs it. The wheel is cached by the versions of Horovod, torch, Python and the platform, so "
-        "that another environment takes seconds. Needs a C++ compiler, make and Python's header files.",
+        "installs it. The wheel is cached for these versions of Horovod, torch, Python and the platform: "
+        "another environment installs it in seconds. Needs a C++ compiler, make and Python's header files.",
     )
     option = parser.add_argument
     gpu = "nccl: collectives of CUDA tensors run on the GPU through NCCL; needs nvcc (default: none)"
     option("--gpu", choices=GPU_CHOICES, default="none", help=gpu)
-    option("--force", action="store_true", help="compile and install even if it is installed")
-    jobs = "number of compilers at a time (default: as many as CPUs and memory allow)"
+    option("--force", action="store_true", help="compile again, even if Horovod is installed")
+    jobs = "number of compilers that run at once (default: the most that CPUs and memory allow)"
     option("--jobs", "-j", type=_at_least_one, metavar="N", help=jobs)
     cache = "where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)"
     option(

@@ -118,7 +118,7 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, work: Path) -> P
     _pip_install_missing()
     cmake = tools.cmake or build.fetch_cmake(work / "cmake")
     if tools.nccl is not None:
-        # Where the linker finds it: torch's package has only `libnccl.so.2`.
+        # The linker looks for `libnccl.so`, but torch's package has only `libnccl.so.2`.
         library = work / "libnccl.so"
         library.symlink_to(tools.nccl.library)
         tools = replace(tools, nccl=replace(tools.nccl, library=library))

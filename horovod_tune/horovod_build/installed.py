@@ -92,7 +92,7 @@ def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:
         return ""
     return (
         f"Horovod {horovod.version} accepts any client on a rank's port, so a port scan or another user of "
-        "the host can abort hvd.init(). The build of `horovod-tune install-horovod` does not."
+        "the host can abort hvd.init(). A build by `horovod-tune install-horovod` accepts only ranks."
     )
 
 
@@ -177,8 +177,9 @@ def _missing_for_nccl(
     if nccl is None:
         yield (
             "No NCCL (nccl.h and libnccl) in $HOROVOD_NCCL_HOME, in torch's packages, in the CUDA toolkit "
-            "or in the system. pip install nvidia-nccl-cu12 (the number as in torch's CUDA); Debian, Ubuntu "
-            "with NVIDIA's packages: apt-get install libnccl-dev; or set HOROVOD_NCCL_HOME to its folder."
+            "or in the system. Run pip install nvidia-nccl-cu12 (with the number of torch's CUDA); or, on "
+            "Debian or Ubuntu with NVIDIA's packages, apt-get install libnccl-dev; or set HOROVOD_NCCL_HOME "
+            "to its folder."
         )
 
 
@@ -194,7 +195,7 @@ def find_cmake(environ: Mapping[str, str]) -> str | None:
 
 
 def find_nvcc(environ: Mapping[str, str]) -> Path | None:
-    """Return the CUDA compiler, in the order in which Horovod's own build looks for it."""
+    """Return the CUDA compiler; look for it in the same order as Horovod's own build."""
     homes = [Path(environ[name]) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME") if environ.get(name)]
     on_path = shutil.which("nvcc", path=environ.get("PATH"))
     candidates = [home / "bin" / "nvcc" for home in homes]
@@ -218,9 +219,8 @@ def cuda_home_of(nvcc: Path, environ: Mapping[str, str]) -> Path:
 def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | None:
     """Return NCCL's header folder and shared library.
 
-    `$HOROVOD_NCCL_HOME` first, then the copy that CUDA builds of torch bring as a package (`packages` are the
-    folders of installed packages), since a training process loads that one; then the toolkit's and the
-    system's.
+    Look in `$HOROVOD_NCCL_HOME`, then for the package that CUDA builds of torch install, since a training
+    process loads that copy, then in the toolkit and the system. `packages`: folders of installed packages.
     """
     homes = [environ["HOROVOD_NCCL_HOME"]] if environ.get("HOROVOD_NCCL_HOME") else []
     homes += [str(entry / "nvidia/nccl") for entry in packages]

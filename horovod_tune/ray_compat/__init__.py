@@ -10,7 +10,7 @@
   Ray Data and pandas, which a rank does not need,
 - `patches/`: one file per part of Tune that is changed.
 
-Each checks that Ray has the shape that it was written for (`compatibility`).
+Each module checks, with `compatibility`, that Ray has the shape that the module was written for.
 """
 # ruff: noqa: F401 - imported for the rest of the package
 

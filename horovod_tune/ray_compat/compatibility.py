@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def difference(part: str) -> str:
-    """Return how a part of another library differs from ``part``; "" if it does not.
+    """Return how an API of another library differs from ``part``, which describes it; "" if it does not.
 
     ``part`` has the form ``module:name(parameters) uses names``, such as
     ``"ray.tune.logger:LoggerCallback.log_trial_start(self, trial) uses _trial_files"``. The parameters are
-    all of the function's, in order; the names are in its source, or in the modules of a class and its bases.
+    all of the function's, in order. The names must occur in its source, or in the modules of a class's MRO.
     """
     signature, _, uses = part.partition(" uses ")
     path, _, parameters = signature.rstrip(")").partition("(")
@@ -48,7 +48,7 @@ def difference(part: str) -> str:
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a method or function of ``owner`` by the decorated one, which gets the original first."""
+    """Replace ``owner``'s method or function with the decorated one, whose first argument is the original."""
     original = getattr(owner, name)
 
     def replace(ours: Callable[..., Any]) -> None:
@@ -66,14 +66,14 @@ def _source(found: Any) -> str:
     try:
         if not inspect.isclass(found):
             return inspect.getsource(found)
-        # The whole modules: to find a class, `inspect.getsource` would parse its module.
+        # Take the whole modules: `inspect.getsource` of a class would parse its module to find the class.
         modules = {base.__module__ for base in found.__mro__} - {"builtins"}
         return "".join(inspect.getsource(sys.modules[each]) for each in modules)
     except (OSError, TypeError):  # compiled
         return ""
 
 
-# The result of each patch in this process, by its name.
+# Whether the library has the shape that a patch needs, by the patch's name.
 _decided: dict[str, bool] = {}
 
 
@@ -82,8 +82,8 @@ class Patch:
 
     Args:
         name: unique name of the patch.
-        without: what a user loses if it cannot be applied, as a clause.
-        parts: the APIs that it was written for, as in `difference`.
+        without: what a user loses if the patch cannot be applied, as a clause.
+        parts: the APIs that the patch was written for, as in `difference`.
     """
 
     def __init__(self, name: str, without: str, *parts: str) -> None:
@@ -91,7 +91,7 @@ class Patch:
 
     @property
     def fits(self) -> bool:
-        """True if the library has the expected shape; checked, and a difference logged, once per process."""
+        """True if the library has the expected shape. The first check in a process logs any difference."""
         if self.name not in _decided:
             differences = list(filter(None, map(difference, self.parts)))
             _decided[self.name] = not differences

@@ -1,4 +1,4 @@
-"""The concurrency slots that Tune's limiters count: a paused trial holds one that it does not use."""
+"""Frees the concurrency slots of paused trials: Tune's limiters count trials even while they are paused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def release_slot(controller: Any, trial_id: str) -> None:
 
 
 def acquire_slot(controller: Any, trial_id: str) -> None:
-    """Make Tune's limiters count a trial again that continues."""
+    """Make Tune's limiters count a trial again when it continues."""
     for limiter, live in _limiters(controller):
         if trial_id not in live:
             live.add(trial_id)

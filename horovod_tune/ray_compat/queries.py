@@ -59,11 +59,11 @@ _PREEMPTION = Patch(
 _GCS = "ray._raylet:InnerGcsClient"
 _ANNOUNCED_END = Patch(
     "the announced end of all nodes",
-    "near a job's time limit, trials that only commit make no checkpoints",
+    "near a job's time limit, trials that call commit() but report no checkpoints save nothing",
     f"{_GCS}.internal_kv_put(self, key, value, overwrite, namespace, timeout)",
     "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
 )
-# The key and its namespace in Ray's key-value store.
+# The key that `announce_end` sets in Ray's key-value store, and its namespace.
 _ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
 _SESSION_DIRECTORY = Patch(
     "the session's directory",
@@ -111,9 +111,9 @@ def cluster_can_grow() -> bool:
 
     Ray has no public call for that. Autoscaler v2 labels nodes with their type (under `ray up`, the head from
     the start); v1 publishes the types of its active nodes and which nodes are pending. A head without a
-    cluster file also runs a monitor, whose node types are ``node_`` and an id. The provider ``local`` cannot
-    grow beyond the machines in its file, but `ray up` returns before these have joined. A head that has just
-    started has published nothing yet.
+    cluster file also runs a monitor, which gives each node a type of its own, ``node_`` and an id. The
+    provider ``local`` cannot grow beyond the machines in its file, but `ray up` returns before these have
+    joined. A head that has just started has published nothing yet.
     """
     if not _GROWTH.fits:
         return True
@@ -193,7 +193,7 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
     """Return True if one of these nodes was preempted, or is about to be.
 
     Ray reports a lost actor as unavailable before it reports its node as dead, so this checks the nodes, not
-    the actors' errors: a draining node counts as much as one that died after draining.
+    the actors' errors: a draining node counts as preempted, like a node that died after draining.
     """
     wanted = set(node_ids)
     if not wanted or not _PREEMPTION.fits:
@@ -224,8 +224,8 @@ class HostPreempted(TrainingFailed, RayActorError):
 def announce_end(address: str) -> None:
     """Announce to the trials of the Ray cluster at ``address`` (HOST:PORT) that all nodes are about to end.
 
-    Ray's own draining does not fit: a drained node ends as soon as it is idle, and the search ends with the
-    head.
+    Ray's own draining is not used: a drained node ends as soon as it is idle, and if the head is drained, the
+    search ends with it.
 
     Raises:
         RuntimeError: this version of Ray lacks the private calls that this needs.
@@ -241,8 +241,8 @@ def announce_end(address: str) -> None:
 def private_directory() -> Path | None:
     """Return a directory of this Ray session on this host that only this user may enter.
 
-    None in a process without a session (a Ray Client), or if the directory cannot be made: the session's own
-    is not writable, or another user has made one of that name.
+    None in a process without a session (a Ray Client), or if the directory cannot be made: the session's
+    directory is not writable, or another user has made this directory.
     """
     if not _SESSION_DIRECTORY.fits:
         return None

@@ -18,8 +18,8 @@ _SCHEDULES = Patch(
 def time_attr_of(scheduler: Any) -> str | None:
     """Return the time attribute of a scheduler that has a ``max_t``; None otherwise.
 
-    The others, such as median stopping and population-based training, measure seconds by default, which are
-    of little use for learning curves.
+    Other schedulers, such as median stopping and population-based training, measure time in seconds by
+    default, which is of little use for learning curves.
     """
     if not _SCHEDULES.fits:
         return None
@@ -54,7 +54,7 @@ def describe_scheduler(scheduler: Any) -> str:
 
 
 def describe_searcher(search: Any) -> str:
-    """Return a search algorithm's class, with the bound of a limiter around it."""
+    """Return a search algorithm's class, with the limit of a ConcurrencyLimiter around it."""
     if search is None or isinstance(search, str):
         return search or "random and grid (Tune's own)"
     inner = getattr(search, "searcher", None)
@@ -65,7 +65,7 @@ def describe_searcher(search: Any) -> str:
 
 
 def space_of(search: Any) -> Any:
-    """Return the space that was passed to the search algorithm itself; None if none was."""
+    """Return the space that was passed to the search algorithm itself; None if there is none."""
     while getattr(search, "searcher", None) is not None:
         search = search.searcher
     return getattr(search, "space_spec", getattr(search, "_space", None))

@@ -41,7 +41,7 @@ _MLFLOW = Patch(
 )
 _LAUNCH_HOOKS = Patch(
     "Ray tasks of a training function",
-    "a task or actor that takes CPUs of the trial waits for them forever",
+    "a task or actor that requests CPUs in the trial's placement group waits forever",
     "ray.remote_function:_task_launch_hook",
     "ray.actor:_actor_launch_hook",
     "ray.remote_function:RemoteFunction._remote uses _task_launch_hook _function_descriptor",
@@ -169,9 +169,9 @@ def _set_up_mlflow_once(module: ModuleType) -> None:
 
 
 def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:
-    """Raise RuntimeError for a task or actor that waits for resources which this trial's ranks hold.
+    """Raise RuntimeError for a task or actor that would wait for resources that this trial's ranks hold.
 
-    Called by Ray before each submission; by default tasks run in the trial's placement group.
+    Ray calls this before each submission. By default, tasks run in the trial's placement group.
     """
     group = getattr(strategy, "placement_group", None)
     needed = {name: amount for name, amount in resources.items() if amount}

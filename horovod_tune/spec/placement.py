@@ -73,7 +73,7 @@ def _shortage(placement: Placement, nodes: Sequence[dict[str, float]]) -> str:
     return (
         f"a trial requests {asked}, which this cluster can never provide: its {len(nodes)} node(s) have "
         f"{there}. "
-        "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more."
+        "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more resources."
     )
 
 

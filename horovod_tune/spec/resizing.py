@@ -1,4 +1,4 @@
-"""Resizes a trial whose resources a scheduler has changed, to as many ranks as the new ones hold."""
+"""Resizes a trial to the number of ranks that fit the resources that a scheduler has given it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_tune.spec.trial_spec import TrialSpec
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
 
-# Amounts are sums of floats.
+# Allows for rounding errors: amounts are sums of floats.
 _TOLERANCE = 1e-6
 
 
@@ -24,8 +24,8 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
     The spec is unchanged if these are its own bundles.
 
     Raises:
-        SpecError: the bundles do not hold a whole number of ranks, or more or fewer than the trial may have;
-            or the trial runs on TPUs.
+        SpecError: a bundle does not hold a whole number of ranks; the trial would have too few or too many
+            ranks, or hosts of different sizes with num_hosts; or it runs on TPUs.
 
     >>> from horovod_tune.spec.trial_spec import make_spec
     >>> resized(make_spec(num_slots=2), [{"CPU": 4.0}]).world_size
@@ -65,7 +65,7 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
 
 
 def with_workers(spec: TrialSpec, workers: int) -> TrialSpec:
-    """Return the spec of a trial with this number of workers, on the number of hosts that it has.
+    """Return the spec of the same trial with this number of workers, on the same number of hosts.
 
     >>> from horovod_tune.spec.trial_spec import make_spec
     >>> with_workers(make_spec(num_hosts=2, num_slots=1), 4).slots
@@ -77,7 +77,7 @@ def with_workers(spec: TrialSpec, workers: int) -> TrialSpec:
 
 
 def request_for(placement: Placement) -> PlacementGroupFactory:
-    """Return Tune's resource request: an empty bundle for the coordinator, and the training actors'."""
+    """Return Tune's request: an empty bundle for the coordinator, and the training actors' bundles."""
     from ray.tune import PlacementGroupFactory
 
     bundles = [{}, *[dict(bundle) for bundle in placement.bundles]]
@@ -87,10 +87,10 @@ def request_for(placement: Placement) -> PlacementGroupFactory:
 def resized_request(
     spec: TrialSpec, resources: PlacementGroupFactory | dict[str, float]
 ) -> PlacementGroupFactory:
-    """Return a trial's resource request for resources from a scheduler, in either of Tune's two forms.
+    """Return a trial's request for the resources that a scheduler gives it, in either of Tune's two forms.
 
     Raises:
-        SpecError: a trial cannot run with them.
+        SpecError: the trial cannot run with these resources.
     """
     if isinstance(resources, dict):
         upper = {name.upper() if name in ("cpu", "gpu") else name: each for name, each in resources.items()}

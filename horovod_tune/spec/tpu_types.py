@@ -1,4 +1,4 @@
-"""Types of TPU slices by the names of Cloud TPU and Ray (`v4-32`): their hosts, and the chips per host."""
+"""TPU slice types by their names in Cloud TPU and Ray (`v4-32`): their hosts, and the chips per host."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 
 from horovod_tune.errors import SpecError
 
-# By generation: the number in a type's name counts cores.
+# By generation. The number in a type's name counts cores, not chips.
 _CORES_OF_A_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5litepod": 1, "v5p": 2, "v6e": 1, "v7x": 2}
 # Generations whose hosts have up to 8 chips if one host is the whole slice; otherwise a host has 4.
 _UP_TO_8_CHIPS = ("v5litepod", "v6e")
 
 
 def shape_of(tpu_type: object) -> tuple[int, int]:
-    """Return the number of hosts of a slice of this type, and of chips on each.
+    """Return how many hosts a slice of this type has, and how many chips each host has.
 
     The rules are those of Ray 2.60 (`ray._private.accelerators.tpu`) and of Cloud TPU's documentation.
 

@@ -63,7 +63,7 @@ class TrialSpec:
     min_workers: int | None = None
     max_workers: int | None = None
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S
-    # The ranks in each bundle of a trial that a scheduler has resized; None if none has.
+    # The ranks in each bundle of a trial that a scheduler has resized; None for any other trial.
     resized_slots: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -103,16 +103,14 @@ class TrialSpec:
             self._set("num_hosts", self.num_hosts or shape_of(self.tpu_type)[0])
         total = self.num_workers
         if self.min_workers is not None and self.num_hosts is None and self.num_slots is None:
-            total = total or self.min_workers  # it starts as soon as these fit
+            total = total or self.min_workers  # the trial starts as soon as min_workers fit
         if total is None:
             self._set("num_hosts", self.num_hosts or 1)
             if not self.use_tpu:
                 self._set("num_slots", self.num_slots or 1)
             return
         if self.use_tpu and self.num_workers is not None:
-            raise SpecError(
-                f"num_workers cannot be given with use_tpu: pass num_hosts, the slice's hosts; got {total}"
-            )
+            raise SpecError(f"num_workers cannot be given with use_tpu: pass num_hosts instead, got {total}")
         if self.num_slots is not None:
             raise SpecError(
                 "num_workers (a total) and num_slots (a number per host) are mutually exclusive, got "
@@ -177,7 +175,7 @@ class TrialSpec:
 
     @property
     def most_workers(self) -> int:
-        """The most ranks that an elastic trial grows to by itself."""
+        """The largest number of ranks that an elastic trial grows to by itself."""
         return self.world_size if self.max_workers is None else self.max_workers
 
     @property
@@ -204,7 +202,7 @@ class TrialSpec:
 
 
 def make_spec(*, num_cpus_per_worker: float | None = None, **arguments: Any) -> TrialSpec:
-    """Return the spec for arguments of `DistributedTrainableCreator`, with the alias of num_cpus_per_slot.
+    """Return the spec for `DistributedTrainableCreator`'s arguments, including the alias num_cpus_per_worker.
 
     Raises:
         SpecError: see TrialSpec.

@@ -1,4 +1,4 @@
-"""torch_xla ranks on TPUs: the launcher runs in the coordinator, a host actor on each host, ranks below it.
+"""Runs ranks on TPUs: a launcher in the coordinator, and an actor on each host with ranks as subprocesses.
 
-The only place that imports torch_xla.
+No other part of horovod_tune imports torch_xla.
 """

@@ -1,6 +1,6 @@
-"""Runs in each rank: keeps the graphs that torch_xla compiles on disk, for later processes.
+"""Runs in each rank: keeps on disk, for later processes, the graphs that torch_xla compiles.
 
-torch_xla 2.9 keeps an executable in a file named by the hash of its graph, of the compiler's flags, and of
+torch_xla 2.9 keeps an executable in a file named after the hash of its graph, of the compiler's flags, and of
 the device's topology and libtpu (`PersistentCache` and `hash_comp_env` in its sources). It writes that file
 in place, without a lock, so that a reader may find it incomplete. Therefore each chip of each host has its
 own directory: libtpu's lock gives a chip, and with it the directory, to one process at a time.
@@ -21,13 +21,13 @@ LIMIT_BYTES = 2 << 30
 def directory_of(
     environ: Mapping[str, str], *, device: str, host: str, chip: str, version: str
 ) -> Path | None:
-    """Return the directory of a chip's compiled graphs; None to set none.
+    """Return the directory for a chip's compiled graphs; None if this package must not choose one.
 
     Args:
-        environ: of the process.
-        device: as torch_xla names it. Its CPU device can write executables and not read them (`Deserializing
+        environ: the environment variables of the process.
+        device: as torch_xla names it. Its CPU device can write executables but not read them (`Deserializing
             serialized executable not supported`), so it has no directory unless the variable names one.
-        version: torch_xla's; another may compile the same graph differently.
+        version: the version of torch_xla; another one may compile the same graph differently.
 
     Raises:
         ValueError: the variable is neither an absolute path nor `off`.
@@ -56,7 +56,7 @@ def make_room(directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
     """Make the directory, readable only by this user; delete its least recently used files beyond the limit.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be made.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = {path: path.stat() for path in directory.iterdir() if path.is_file()}

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from horovod_tune.session import session
 
-# How often the activity is compared; more often if the limit is short. A step that computes for a second
-# every few minutes is detected this way.
+# How often the activity is compared; more often if the limit is short. A rank that computes for one second
+# every few minutes still counts as active.
 CHECK_INTERVAL_S = 60.0
 # The share of one CPU that all ranks of a host together may use and still count as inactive.
 BUSY_SHARE = 0.01
@@ -22,9 +22,9 @@ LEAST_CPU_S = 0.1
 
 
 class Activity(NamedTuple):
-    """What the ranks of a host have done so far, except what they have sent. Only differences matter.
+    """What the ranks of a host have done so far, apart from sending messages. Only differences matter.
 
-    ``operations`` is torch_xla's count; ``cpu_s`` is the CPU time of their processes and of those below them.
+    ``operations`` is torch_xla's count; ``cpu_s`` is the CPU time of the ranks and of their child processes.
     """
 
     operations: int
@@ -47,17 +47,17 @@ class Inactivity:
         self._inactive_s = 0.0
 
     def restart(self) -> None:
-        """Start counting again: a rank has sent something, or Tune has decided."""
+        """Start counting again: a rank has sent something, or Tune has answered a report."""
         self._before = None
 
     def update(self, listened_s: float, work: Activity) -> bool:
         """Record the activity so far; return True if the ranks have been inactive for the whole limit.
 
         Args:
-            listened_s: seconds that the coordinator has listened since the last call. While Tune decides, it
-                does not listen, and the ranks rightly wait.
+            listened_s: seconds that the coordinator has listened since the last call. It does not listen
+                while Tune handles a report: ranks that wait for Tune do not hang.
         """
-        before, self._before = self._before, work  # `restart` may come from another thread
+        before, self._before = self._before, work  # another thread may call `restart`
         if before is None or _was_active(before, work, listened_s):
             self._inactive_s = 0.0
             return False
@@ -66,25 +66,25 @@ class Inactivity:
 
 
 def _was_active(before: Activity, now: Activity, listened_s: float) -> bool:
-    # A decrease is activity too: a process below a rank has ended.
+    # A decrease is activity too: a child process of a rank has ended.
     has_computed = abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
     return has_computed or now.operations != before.operations
 
 
 def waits_in_report(stack: str) -> bool:
-    """Return True if the stack of a training function ends in the wait of a report."""
+    """Return True if a training function's stack shows that it waits in `report`."""
     return any(f'File "{session.__file__}"' in line and ", in report" in line for line in stack.splitlines())
 
 
 def explain(stacks: Mapping[int, str | None], limit_s: float) -> tuple[int, str] | None:
     """Return which rank hangs and the error's text, or None if every rank waits in its report.
 
-    A rank that waits in its report waits for rank 0 on another host, or for Tune. Of the other ranks, one at
-    the least common place is named: usually the rest wait for it.
+    A rank that waits in its report waits for rank 0 on another host, or for Tune. The error names one of the
+    other ranks, at the least common place in the code: usually the rest wait for it.
 
     Args:
-        stacks: of each rank's training function; None for a rank that sent none in time.
-        limit_s: for how long the ranks have been inactive.
+        stacks: the stack of each rank's training function; None for a rank that sent none in time.
+        limit_s: how long the ranks have been inactive.
 
     >>> rank, text = explain({0: "sync()", 1: "sync()", 2: "queue.get()"}, 1800)
     >>> print(rank, text)

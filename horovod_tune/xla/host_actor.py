@@ -1,7 +1,7 @@
-"""The worker of a TPU trial: one actor per host, which holds the chips for Ray; ranks are processes below it.
+"""The worker of a TPU trial: one actor per host, which reserves the chips in Ray. Ranks are its subprocesses.
 
-It never touches the device itself. Its methods are called only by the coordinator's worker group and by
-`xla_launcher.XlaLauncher`.
+The actor never touches the device itself. Its methods are called only by the coordinator's worker group and
+by `xla_launcher.XlaLauncher`.
 
 Step 2 of 5 of a report's path: `xla/rank.py` sends it here, and `poll()` hands it to the
 coordinator (`coordinator/worker_group.py`).
@@ -57,12 +57,12 @@ class HostActor:
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._outbox = Outbox()
-        # Held while the ranks' output moves to the outbox: when that is empty, and when a rank ends.
+        # Held while the ranks' output moves to the outbox: several threads may do this.
         self._sending = threading.Lock()
         self._inactivity = Inactivity(stall_timeout_s)
         self._listened_s = 0.0
         # The objects of `with_parameters`, in an anonymous file in memory that all ranks map. It is freed
-        # when this process and the ranks have ended.
+        # when neither this process nor a rank uses it.
         self._parameters: tuple[Any, int] | None = None
         # The folder in which all ranks share copies of checkpoints.
         self._copies = str(HostCopies().folder)
@@ -91,10 +91,10 @@ class HostActor:
     def launch(self, plan: LaunchPlan) -> tuple[list[Ordinals], list[tuple[int, float]]]:
         """Start this host's ranks; return their ordinals, and every process below this actor.
 
-        A process is its pid and its `process_start`. While the ranks start, `describe` is the heartbeat.
+        A process is given as its pid and `process_start`. While the ranks start, `describe` is the heartbeat.
 
         Raises:
-            RuntimeError: they did not start; the message describes how they ended.
+            RuntimeError: the ranks did not start; the message says why.
         """
         ranks = self._supervisor.launch(plan, self._timeout_s)
         return [rank.place for rank in ranks], self._supervisor.processes()
@@ -108,7 +108,7 @@ class HostActor:
         """Start a trial's training function on every rank; return without waiting."""
         self._outbox = Outbox()
         self._restart_inactivity()
-        # With cloudpickle, as in Ray: a config may hold objects of the script's own classes.
+        # Use cloudpickle, as Ray does: a config may hold objects of the script's own classes.
         function, parameters = ray.get(request.function), self._share(request.parameters)
         packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
         place = {"node_id": self._node_id, "copies": self._copies}
@@ -121,9 +121,9 @@ class HostActor:
                 self._fail(rank, *rank.loss)
 
     def _share(self, reference: Any) -> str | None:
-        """Return a path on this host with the bytes of ``reference``, a Ray ObjectRef; None for None.
+        """Return the path of a file with the bytes of ``reference``, a Ray ObjectRef; None for None.
 
-        They are fetched and written once, also for later trials of the same function.
+        The file is written once, also for later trials of the same function.
         """
         if reference is None:
             return None
@@ -224,13 +224,13 @@ class HostActor:
                 problems.append(f"rank {rank.ordinal}{why}")
         return problems
 
-    # What follows runs in the thread of a rank.
+    # The methods below run in the thread that receives a rank's messages.
 
     def _receive(self, rank: RankProcess, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
                 if rank.ordinal != 0:
-                    self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 does")
+                    self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 may do")
                     return
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "finished"}:
@@ -255,14 +255,14 @@ class HostActor:
         if rank.is_running and rank.loss:
             self._fail(rank, *rank.loss)
 
-    # What follows runs in a thread for one fetch.
+    # This runs in a thread of its own for each fetch.
 
     def _fetch(self, rank: RankProcess, place: CheckpointPlace, target: str | None) -> None:
         fingerprint, error = None, ""
         try:
             fingerprint = ask_node(place, target)
         except Exception as problem:
-            # Any error: the rank waits for a reply, and raises it in the training function.
+            # Catch any error: the rank waits for a reply, and raises the error in the training function.
             error = f"{type(problem).__name__}: {problem}"
         rank.is_fetching = False
         rank.send("fetched", fingerprint=fingerprint, error=error)

@@ -20,7 +20,7 @@ from horovod_tune.xla import rank
 from horovod_tune.xla.runtime import LaunchPlan, load_runtime
 
 _MAX_PLAN_BYTES = 1 << 17
-# Variables in which Ray names all chips of an actor. A rank has one; torch_xla or `LaunchPlan` names it.
+# Variables in which Ray names all chips of an actor. A rank has one chip: torch_xla or `LaunchPlan` names it.
 _SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 _started: list[multiprocessing.process.BaseProcess] = []
 
@@ -40,11 +40,11 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
             os.environ.pop(name, None)
         os.environ.update(plan.environment)
         _remember_started_processes()
-        # Before any code of torch_xla, which may wait for other hosts. It also runs when a rank forks.
+        # Runs before any code of torch_xla, which may wait for other hosts; skipped in a rank's own forks.
         os.register_at_fork(
             after_in_child=lambda: rank.die_with_parent(own_pid) if os.getppid() == own_pid else None
         )
-        # Since 3.12 Python warns of forking with threads; the only ones here are idle, left by imports.
+        # Since 3.12 Python warns of forking with threads; the only threads here are idle, left by imports.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
         abort = functools.partial(rank.abort, registry_fd)
         runtime.launch(rank.serve, plan, (registry_fd, runtime_path, own_pid, heartbeat_s), abort)

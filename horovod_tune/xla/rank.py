@@ -1,7 +1,7 @@
 """One rank on a TPU host: connects to the host actor, then runs one trial's training function after another.
 
-torch_xla's launcher calls `serve`. The training function runs in its own thread while this one receives
-messages, so that a rank which compiles for minutes still sends heartbeats.
+torch_xla's launcher calls `serve`, which receives messages while the training function runs in its own
+thread. A rank that compiles for minutes thus still sends heartbeats.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from horovod_tune.rank.reset.baseline import Baseline
 
 _PR_SET_PDEATHSIG = 1
-# TPU v2 and v3 have two ranks in a process.
+# On TPU v2 and v3, a process has two ranks.
 _one_at_a_time = threading.Lock()
 _output: IO[bytes] | None = None
 
@@ -81,7 +81,7 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
 def abort(registry_fd: int) -> NoReturn:
     """Send the host actor the current exception, which this rank cannot handle, and end the process.
 
-    The launchers would treat the exception as a result, and return it only when every other rank has ended.
+    torch_xla would treat the exception as a result, and return it only when every other rank has ended.
     """
     text = traceback.format_exc(limit=-12)
     registry = socket.socket(fileno=os.dup(registry_fd))
@@ -102,7 +102,7 @@ def _join(registry_fd: int, runtime: Runtime) -> Channel:
 
 
 def _redirect_output() -> list[int]:
-    """Redirect this process's output, C++ included, to an unnamed file; return it once per process."""
+    """Redirect this process's output, C++ included, to an unnamed file; return the file the first time."""
     global _output
     with _one_at_a_time:
         if _output is not None:
@@ -110,7 +110,7 @@ def _redirect_output() -> list[int]:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         _output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        # To append, since the host actor truncates the file.
+        # Append, since the host actor truncates the file.
         fcntl.fcntl(_output, fcntl.F_SETFL, os.O_APPEND)
         os.dup2(_output.fileno(), 1)
         os.dup2(_output.fileno(), 2)
@@ -119,7 +119,7 @@ def _redirect_output() -> list[int]:
 
 
 class _Rank:
-    """Handles the host actor's messages, in the thread that the runtime called `serve` in."""
+    """Handles the host actor's messages, in the thread in which the runtime called `serve`."""
 
     def __init__(self, runtime: Runtime, channel: Channel) -> None:
         self._runtime = runtime
@@ -135,7 +135,7 @@ class _Rank:
     def run(self, heartbeat_s: float) -> None:
         from horovod_tune.rank.reset.baseline import Baseline
 
-        # With the first thread, the C library installs a signal handler, which the baseline must have.
+        # With the first thread, the C library installs a signal handler, which the baseline must include.
         first = threading.Thread(target=lambda: None)
         first.start()
         first.join()
@@ -177,7 +177,7 @@ class _Rank:
             # From this host's actor, over a pair of sockets that only it and this process have.
             request: TrialRequest = pickle.loads(packed)
         except Exception as error:
-            # For example a class in the config whose module this host does not have.
+            # For example, the config has an object of a class whose module this host lacks.
             text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")
             self._send(Failed(world.rank, self._host, self._runtime.describe_failure(error)[0], text))
             return

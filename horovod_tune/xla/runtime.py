@@ -26,7 +26,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Ordinals:
-    """A rank's place as its runtime states it: one of ``world_size``, and of ``local_size`` on its host."""
+    """A rank's number among all ranks and among those on its host, as its runtime reports them."""
 
     ordinal: int
     world_size: int
@@ -53,7 +53,7 @@ class Runtime(Protocol):
         """Set where compiled graphs are kept. Runs in each rank, before it computes anything."""
 
     def ordinals(self) -> Ordinals:
-        """Return this rank's place. Runs in the thread that ``serve`` was called in."""
+        """Return this rank's ordinals. Runs in the thread in which ``serve`` was called."""
 
     def enter_thread(self) -> Callable[[], None]:
         """Return a function that lets another thread of this process act as this rank."""
@@ -61,7 +61,7 @@ class Runtime(Protocol):
     def describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
         """Return the kind of the training function's error, and advice to add to its traceback.
 
-        ``DISCONNECTED`` if it raised because another rank ended: its traceback is not the cause.
+        It is ``DISCONNECTED`` if another rank's end caused the error: the traceback then shows no cause.
         """
 
     def operations(self) -> int:

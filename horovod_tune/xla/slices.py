@@ -19,11 +19,11 @@ from horovod_tune.spec.trial_spec import TrialSpec
 
 # The numbers of chips that one actor may request in Ray: TPU_VALID_CHIP_OPTIONS.
 CHIP_COUNTS = (1, 2, 4, 8)
-# The amount of a resource that selects the kind of host for a bundle without taking it from other trials.
+# An amount of a resource that is so small that it selects the kind of host, but leaves room for other trials.
 PIN = 0.001
 UNDIVIDED = (
-    "num_slots must be all chips of a host on TPU v7x, got {chips}: how torch_xla 2.9 places processes on "
-    "part of one is not documented"
+    "num_slots must be all chips of a host on TPU v7x, got {chips}: torch_xla 2.9 does not document how to "
+    "use a part of a host"
 )
 SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id", "ray.io/tpu-pod-type"
 
@@ -69,7 +69,7 @@ def cpu_placement(spec: TrialSpec) -> Placement:
 
 
 def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
-    """Return the bundle of a TPU trial: a host's chips, or the head of a slice, which represents all of it.
+    """Return the bundle of a TPU trial: chips of one host, or the first host of a slice for the whole slice.
 
     The other hosts are requested when the slice is known (`rest_of_slice`): a placement group cannot request
     "hosts of the same slice".
@@ -103,7 +103,7 @@ def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement
         raise SpecError(UNDIVIDED.format(chips=chips))
     bundle = _bundle(spec, chips)
     if spec.tpu_type is not None:
-        # A host that is a whole slice is its worker 0. Several trials can share it: the amount is tiny.
+        # A host that is a whole slice has the resource of worker 0. The tiny amount lets trials share it.
         bundle[head_of(spec.tpu_type)] = PIN
     return Placement((bundle,), "PACK")
 
@@ -162,7 +162,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
     if shapes:
         ((pod_type, chips),) = shapes
     elif tpu_type and all(count < planned[0] for pod_type, count, _ in sizes if pod_type == tpu_type):
-        # The cluster does not have such a slice, or not all of its hosts have joined.
+        # The cluster has no slice of this type, or not all hosts of the slice have joined.
         if spec.num_hosts != planned[0]:
             needed = f"{planned[0]} for tpu_type {tpu_type!r}, or left out"
             raise SpecError(f"num_hosts must be {needed}, got {spec.num_hosts}")
@@ -192,7 +192,7 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
     slice_hosts = next((each for each in slices if head_node in [host.node_id for host in each]), [])
     if len(slice_hosts) != spec.num_hosts:
         there = f"{len(slice_hosts)} host(s) in Ray"
-        raise StartFailed(f"the slice of node {head_node[:8]} has {there}, num_hosts={spec.num_hosts}")
+        raise StartFailed(f"the slice of node {head_node[:8]} has {there}, but num_hosts={spec.num_hosts}")
     name = str(slice_hosts[0].slice_name)
     return [{**_bundle(spec, slice_hosts[0].chips), name: 1.0}] * (spec.num_hosts - 1)
 
@@ -201,7 +201,7 @@ def check_slice(infos: Sequence[WorkerInfo], hosts: Sequence[TpuHost]) -> list[i
     """Return the worker id of each worker's host.
 
     Raises:
-        StartFailed: they are not on all hosts of one slice, one per host.
+        StartFailed: the workers are not on all hosts of one slice, one per host.
 
     >>> landed = [WorkerInfo("b", "10.0.0.2", "hb", 1, 0.0), WorkerInfo("a", "10.0.0.1", "ha", 1, 0.0)]
     >>> check_slice(landed, [TpuHost("a", 4, "s", 0), TpuHost("b", 4, "s", 1)])

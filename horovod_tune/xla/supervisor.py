@@ -39,7 +39,7 @@ _NOISE = "Extension modules: "
 _USUAL_CAUSES = {
     signal.SIGSEGV: " (segmentation fault). On a TPU host the usual cause is a lack of memory: load less "
     "in each rank, or share one model (horovod_tune.with_parameters).",
-    signal.SIGKILL: ". The kernel killed it since memory ran out (`dmesg` shows it), or another process did.",
+    signal.SIGKILL: ". The kernel killed it since memory ran out (see `dmesg`), or another process did so.",
 }
 
 
@@ -56,7 +56,7 @@ class RankProcess:
         self.is_running = False
         # True while the host actor fetches a checkpoint for it.
         self.is_fetching = False
-        # How it was lost; None before.
+        # How the rank was lost; None until then.
         self.loss: tuple[FailureKind, str] | None = None
         # Its replies to `Supervisor.ask`, by kind.
         self.replies: dict[str, dict[str, Any]] = {}
@@ -106,7 +106,7 @@ class RankProcess:
 
 
 def family_cpu_s(pid: int) -> float:
-    """Return the CPU time in s of a process, of all below it, and of children that they have waited for."""
+    """Return the CPU time in s of a process, its descendants, and the children that these have waited for."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -137,7 +137,7 @@ class Supervisor:
         self._heartbeat_s, self._on_message, self._on_loss = heartbeat_s, on_message, on_loss
         self._registry, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._parent: subprocess.Popen[bytes] | None = None
-        # How the parent's processes have ended, by pid; None while it runs.
+        # How the parent's processes have ended, by pid; None while the parent runs.
         self._exits: dict[int, int | None] | None = None
         self._launch_error = ""
         self._last_errors: dict[int, str] = {}
@@ -162,7 +162,7 @@ class Supervisor:
             while not self._changed.wait_for(
                 lambda: self._is_up or self._exits is not None, self._heartbeat_s
             ):
-                # Without a limit: before a rank can send, it waits for the ranks of all hosts of its slice.
+                # There is no time limit: before a rank can send, it waits for the ranks of the whole slice.
                 since = {pid: since.get(pid, time.monotonic()) for pid in suspended_below(os.getpid())}
                 for pid, began in since.items():
                     if time.monotonic() - began > timeout_s:
@@ -217,12 +217,12 @@ class Supervisor:
                     command, pass_fds=[self._theirs.fileno()], stdin=subprocess.DEVNULL
                 )
             exits = self._read_registry(self._parent)
-        except Exception:  # any: part of the error of `launch`, or of the ranks' loss
+        except Exception:  # any: it becomes part of the error of `launch`, or of the ranks' loss
             self._launch_error = traceback.format_exc()
         with self._changed:
             self._exits = exits
             self._changed.notify_all()
-        # The parent dies with this thread: wait for its own end, unless reading its messages failed.
+        # The parent dies with this thread, so wait until it has ended, unless reading its messages failed.
         if exits and self._parent is not None:
             self._parent.wait()
 
@@ -234,7 +234,7 @@ class Supervisor:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
             except ConnectionResetError:
-                # The parent ended before it read its plan. Raised once; what it sent last is read next.
+                # The parent ended before it read its plan. The next read returns what the parent sent last.
                 continue
             except TimeoutError:
                 if status is not None:
@@ -312,12 +312,12 @@ class Supervisor:
         first = sorted(first_to_die(exits))
         errors = {pid: self._last_errors.get(pid, "") for pid in first}
         own = [f"process {pid}: {describe_exit(exits[pid])}\n{errors[pid]}".rstrip() for pid in first]
-        # A process's own exception is the cause; that its pool broke is a consequence.
+        # A process's own exception is the cause; the broken pool is a consequence.
         return "\n".join(own if any(errors.values()) else [*own, self._launch_error]).strip()
 
 
 def suspended_below(pid: int) -> list[int]:
-    """Return the descendants of a process that a signal has suspended."""
+    """Return the pids of those descendants of a process that a signal has suspended."""
     found = []
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -13,7 +13,7 @@ from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.slices import UNDIVIDED, is_undivided
 
-# How the chips of one host form a mesh (x,y,z), with one process per chip.
+# The mesh (x,y,z) of a host's chips, by their number, with one process per chip.
 PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 # A chip of v2 or v3 is two devices, and so two ranks, in one process.
 RANKS_OF_A_CHIP = (1, 2)
@@ -57,7 +57,7 @@ def plans_for_slice(
 
 
 def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | None = None) -> LaunchPlan:
-    """Return a single host's plan: which chips, unless the trial has all of them.
+    """Return a single host's plan, which names the chips unless the trial has all of them.
 
     Two trials on one host must not share a port, so each chip has its own.
 
@@ -83,7 +83,7 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | Non
                 "TPU_VISIBLE_CHIPS": chip,
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
                 "TPU_PROCESS_BOUNDS": bounds,
-                # The older names of these two, which Ray sets for the whole actor.
+                # The older names of the two bounds above; Ray sets these for the whole actor.
                 "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
                 "TPU_HOST_BOUNDS": bounds,
                 "TPU_PROCESS_ADDRESSES": addresses,
@@ -99,11 +99,11 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
     """Return each host's ranks, as its processes stated them: on a TPU the topology decides which is rank 0.
 
     Args:
-        ordinals: of each host's ranks.
-        num_slots: the number of chips requested on each host; None for all of a host's.
+        ordinals: the ordinals of each host's ranks.
+        num_slots: the number of chips requested on each host; None for all chips of a host.
 
     Raises:
-        StartFailed: the ordinals do not form a world, or not the one that was requested.
+        StartFailed: the ordinals are not 0 to the number of ranks - 1, or a host's number of ranks is wrong.
 
     >>> there = [[Ordinals(2, 3, 0, 1)], [Ordinals(0, 3, 0, 2), Ordinals(1, 3, 1, 2)]]
     >>> [[each.rank for each in a.rank_infos] for a in assignments_of(there, num_slots=None)]

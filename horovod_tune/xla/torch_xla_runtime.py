@@ -1,4 +1,4 @@
-"""Starts ranks with torch_xla: all that this package uses of torch_xla.
+"""Starts ranks with torch_xla. No other module of this package uses torch_xla's APIs.
 
 Checked against torch_xla 2.9.0: `torch_xla.launch`, `torch_xla.runtime`, `torch_xla.core.xla_model`,
 `torch_xla.debug.metrics`, and the undocumented `torch_xla.experimental.plugins` (the processes of a host),
@@ -20,9 +20,9 @@ from horovod_tune.xla import compile_cache
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
 
 _LAUNCHED_ALREADY = """
-The training function runs in each of torch_xla's processes already, one per chip, so it cannot launch any.
-Pass to DistributedTrainableCreator the function that you pass to torch_xla.launch, xmp.spawn or
-notebook_launcher, not the one that calls them.
+The training function already runs in torch_xla's processes, one per chip, so it cannot launch more. Pass to
+DistributedTrainableCreator the function that you pass to torch_xla.launch, xmp.spawn or notebook_launcher,
+not the function that calls them.
 """
 _READ_ONCE = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
@@ -42,12 +42,12 @@ class TorchXla:
         import torch_xla
 
         _abort_without_device(abort)
-        # With this variable torch_xla would take the process for a rank of torchrun.
+        # With this variable torch_xla would treat the process as a rank of torchrun.
         os.environ.pop("TORCHELASTIC_RUN_ID", None)
         if plan.of_each:
             _use_chips(plan.of_each)
-        # fork: the parent has imported everything and touched no device, so that a rank starts in 0.2 s
-        # instead of the 5 s and 300 MB of a spawned one. Notebook launchers on TPUs do the same.
+        # The parent has imported everything and touched no device, so it can fork. A forked rank starts in
+        # 0.2 s; a spawned rank takes 5 s and 300 MB. Notebook launchers on TPUs fork, too.
         torch_xla.launch(serve, args=arguments, start_method="fork")
 
     def open_cache(self) -> None:
@@ -80,7 +80,7 @@ class TorchXla:
     def enter_thread(self) -> Callable[[], None]:
         import torch_xla
 
-        # TPU v2 and v3 have two devices, and so two ranks, in a process; each thread has its own default.
+        # On TPU v2 and v3, a process has two devices, so two ranks; each thread has its own default device.
         device = torch_xla._XLAC._xla_get_default_device()
         return lambda: torch_xla._XLAC._xla_set_default_device(device)
 
@@ -97,7 +97,7 @@ class TorchXla:
     def operations(self) -> int:
         import torch_xla.debug.metrics as metrics
 
-        # Tensors created and freed, graphs found and compiled, transfers: a step counts hundreds of these.
+        # Tensors created and freed, graphs found and compiled, transfers: a step adds hundreds of these.
         return sum(metrics.counter_value(name) or 0 for name in metrics.counter_names())
 
     def begin_baseline(self) -> None:
@@ -145,7 +145,7 @@ def lost_peer(error: BaseException) -> bool:
 
 
 def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
-    """Make torch_xla start a process for each of ``of_each``, with that environment, not one per chip."""
+    """Make torch_xla start one process per item of ``of_each``, with this environment, not one per chip."""
     from torch_xla._internal.tpu import TpuPlugin
     from torch_xla.experimental import plugins
 
@@ -161,7 +161,7 @@ def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
 
 
 def _abort_without_device(abort: Callable[[], NoReturn]) -> None:
-    """End a process that does not get its chip: the other processes of the slice would wait for it."""
+    """Make a process that cannot use its chip end: the other processes of the slice would wait for it."""
     from torch_xla._internal import pjrt
 
     initialize = pjrt.initialize_multiprocess

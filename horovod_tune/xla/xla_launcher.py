@@ -23,7 +23,7 @@ from horovod_tune.xla import slices, topology
 from horovod_tune.xla.host_actor import HEARTBEAT_S, METHODS_AT_ONCE, HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 
-# How long the ranks of a slice may take to start: minutes on a large one, where each waits for all.
+# How long the ranks of a slice may take to start: each waits for all others, so a large slice takes minutes.
 LAUNCH_TIMEOUT_S = 900.0
 
 
@@ -37,8 +37,8 @@ def placement(spec: TrialSpec) -> Placement:
     """Return the bundles of a TPU trial on the cluster as it is now. Runs in the driver.
 
     Raises:
-        SpecError: arguments conflict, or lack what the cluster does not determine.
-        ResourcesUnavailable: the cluster has TPU slices, but none of this shape.
+        SpecError: arguments conflict, or an argument is missing that the cluster does not determine.
+        ResourcesUnavailable: the cluster has no TPU host or slice of this shape, or several kinds of slices.
     """
     if os.environ.get("PJRT_DEVICE") == "CPU":
         return slices.cpu_placement(spec)
@@ -54,7 +54,7 @@ class XlaLauncher:
     """Starts one host actor on each host of the trial, and torch_xla's processes below them.
 
     ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources determine
-    the device of torch_xla.
+    torch_xla's device.
     """
 
     # Tests replace both.

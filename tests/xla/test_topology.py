@@ -163,7 +163,7 @@ def test_hosts_of_two_slices_or_half_a_slice_are_no_world() -> None:
         slices.check_slice(make_facts("s-0", "t-1"), hosts)
     with pytest.raises(StartFailed, match="not one whole TPU slice"):
         slices.check_slice(make_facts("s-1", "s-1"), hosts)
-    with pytest.raises(StartFailed, match=r"has 2 host\(s\) in Ray, num_hosts=3"):
+    with pytest.raises(StartFailed, match=r"has 2 host\(s\) in Ray, but num_hosts=3"):
         slices.rest_of_slice(spec(num_hosts=3), "s-0", hosts)
 
 

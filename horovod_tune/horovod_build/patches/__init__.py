@@ -1,4 +1,4 @@
-"""The patches of Horovod 0.28.1: for current torch, and for how it starts, runs and fails.
+"""The patches of Horovod 0.28.1: they support current torch, and change how Horovod starts, runs and fails.
 
 Each is a `.patch` file in this folder, in the format of `diff -u`; its first lines say why it is needed.
 """
@@ -12,7 +12,7 @@ PATCH_LEVEL = "ht7"
 
 
 def patches_for(torch_version: tuple[int, int], gpu: str) -> list[Path]:
-    """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
+    """Return the patches for a build against torch `torch_version` (major, minor) with `gpu` operations."""
     names = ["starting", "authentication", "exchange", "running", "compiling"]
     if torch_version >= (2, 1):
         names.insert(0, "cxx20" if torch_version >= (2, 14) else "cxx17")

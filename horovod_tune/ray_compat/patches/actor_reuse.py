@@ -27,20 +27,20 @@ _PATCH = Patch(
 
 
 def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
-    """Make Tune keep actors if ``keeps_actors(trainable)``, whatever ``reuse_actors`` is.
+    """Make Tune keep a trainable's actors if ``keeps_actors(trainable)``, whatever ``reuse_actors`` is.
 
     Only the first call in a process has an effect.
 
-    Two kinds of experiments are not changed: those with ResourceChangingScheduler, which Tune refuses with
+    Two kinds of experiments are not changed: those with ResourceChangingScheduler, for which Tune forbids
     actor reuse, and those of several trainables, since Tune distinguishes cached actors by resources only.
 
-    When a trial ends, Tune gives its actor to a trial whose own actor is starting, and ends the starting one,
-    so that the next trial must start an actor again. With this patch, an actor continues to start if another
+    When a trial ends, Tune gives its actor to a trial whose own actor is starting, and ends the starting one.
+    The next trial must then start an actor again. With this patch, the starting actor is kept if another
     trial can use the freed one.
 
-    Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
-    trial continues later: with population-based training, every exploit would start new workers. Our actors
-    are kept while a trial is paused or pending.
+    When a trial pauses and no other trial is staged, Tune also ends its actor, though the trial continues
+    later: with population-based training, every exploit would start new workers. Our actors are kept while
+    any trial is paused or pending.
     """
     if not _PATCH.is_due:
         return
@@ -61,7 +61,7 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
             return original(self, trial)
         if not (pausing.get(self) is trial or needs_actor(self)):
             return original(self, trial)
-        # Tune keeps no more actors than there are staged trials: stage this one, and make room for its actor.
+        # Tune keeps at most one actor per staged trial: stage this one, and make room for its actor.
         self._staged_trials.add(trial)
         resources, room = trial.placement_group_factory, self._actor_cache.num_cached_objects + 1
         self._actor_cache.increase_max(resources, room)

@@ -1,7 +1,7 @@
 """Seeds the values that Tune draws for `tune.sample_from` after the search's suggestion.
 
-Tune removes such functions from the space before it passes it to a search, and calls them when a trial is
-added, and again when an experiment is restored.
+Tune removes these functions from the space that it passes to a search. It calls them when a trial is added,
+and again when an experiment is restored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATCH = Patch(
 
 
 def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> None:
-    """Add each trial inside ``seeding(searcher, experiment_tag)``; once per process."""
+    """Make Tune add each trial inside ``seeding(searcher, experiment_tag)``; applied once per process."""
     if not _PATCH.is_due:
         return
     from ray.tune.execution.tune_controller import TuneController
@@ -32,7 +32,7 @@ def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> No
     @wrap(TuneController, "add_trial")
     def add_trial(original: Any, self: Any, trial: Any) -> None:
         searcher = self._search_alg
-        while hasattr(searcher, "searcher"):  # inside a SearchGenerator, a ConcurrencyLimiter
+        while hasattr(searcher, "searcher"):  # inside a SearchGenerator or a ConcurrencyLimiter
             searcher = searcher.searcher
         with seeding(searcher, trial.experiment_tag or ""):
             original(self, trial)

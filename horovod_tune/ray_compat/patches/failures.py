@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _FAILURES = Patch(
     "failures of trials",
-    "the death of a kept coordinator may count as two failures of its trial, and the error of a failed trial "
+    "the death of a reused actor may count as two failures of its trial, and the error of a failed trial "
     "begins with frames of Ray instead of its cause",
     f"{_CONTROLLER} uses _resetting_trials",
     f"{_CONTROLLER}._trial_task_failure(self, trial, exception) uses _fail_fast RAISE "
@@ -68,7 +68,7 @@ def _count_once_with_cause_first(is_ours: Callable[[type], bool]) -> None:
         cause = getattr(exception, "cause", None)
         if not isinstance(cause, HorovodTuneError):
             if isinstance(exception, RayActorError):
-                # A dead actor cannot be reset: the trial's next one starts like any other.
+                # A dead actor cannot be reset: the trial's next actor starts like any other.
                 self._resetting_trials.discard(trial)
                 if counted.get(trial) is exception:
                     return
@@ -84,11 +84,11 @@ def _count_once_with_cause_first(is_ours: Callable[[type], bool]) -> None:
 
 
 def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
-    """Return Ray's ``error`` of an actor's method with a text that begins with ``cause``."""
+    """Return ``error``, which Ray raised for an actor's method, with a text that begins with ``cause``."""
     from ray.exceptions import RayTaskError
 
     text = f"{type(cause).__module__}.{type(cause).__name__}: {cause}"
-    if not isinstance(cause, TrainingFailed):  # whose text has the rank's traceback
+    if not isinstance(cause, TrainingFailed):  # a TrainingFailed already has the rank's traceback
         text += f"\n\nRaised in the trial's coordinator:\n{error}"
 
     class CauseFirst(RayTaskError):

@@ -22,10 +22,10 @@ LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
 def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
     """Start the coordinators of trials, and so their training actors, in processes that Ray keeps ready.
 
-    Tune gives every trainable a runtime environment with a variable for Lightning. Ray keeps no processes
-    ready for an environment other than the driver's, so each first trial would start two, one after the
-    other. Our ranks set that variable themselves (`LIGHTNING_VARIABLE`). If the driver has variables that
-    Tune passes on (credentials), nothing is changed. Once per process.
+    Tune gives every trainable a runtime environment with a variable for Lightning. Ray keeps processes ready
+    only for the driver's environment, so each of the first trials would start two, one after the other. Our
+    ranks set that variable themselves (`LIGHTNING_VARIABLE`). If the driver has variables that Tune passes
+    on (credentials), nothing is changed. Applied once per process.
     """
     if not _PATCH.is_due:
         return

@@ -1,8 +1,8 @@
-"""Patches how Tune continues and ends paused trials; the bugs are Ray's own, with any trainable.
+"""Patches bugs in how Tune continues and ends paused trials; they occur with any trainable.
 
-Without them a synchronous population or a HyperBand bracket may wait forever: for a trial that failed or
-ended early, and (3 of 70 searches with short steps on a busy machine) for one that was paused while it was
-saved.
+Without these patches a synchronous population or a HyperBand bracket may wait forever: for a trial that
+failed or ended early, or for a trial that was paused while it was being saved (3 of 70 searches with short
+steps on a busy machine).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _POPULATIONS = Patch(
 
 
 def mend_paused_trials() -> None:
-    """Apply all of these patches; once per process."""
+    """Apply all of these patches, once per process."""
     if _STATES.is_due:
         _record_pauses_and_stops()
     if _FILES.is_due:
@@ -66,14 +66,14 @@ def mend_paused_trials() -> None:
 
 
 def _record_pauses_and_stops() -> None:
-    """Allow a trial that pauses while it is being saved to continue, and save the end of a paused trial.
+    """Let a trial continue if it was paused while being saved, and save the state of a stopped paused trial.
 
-    PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports, which may be
-    while the weak one is still being saved. Tune then records a stop for the end of that save, but drops the
-    save: the record stops the trial at its next checkpoint, and the others wait for it forever.
+    PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports. If the weak
+    trial is still being saved, Tune records that it must stop after the save, but drops the save: the record
+    stops the trial at its next checkpoint, and the others wait for it forever.
 
-    Tune saves the state of a trial only if it has marked the trial, and does not mark one that is stopped
-    without an actor.
+    Tune saves the state of a trial only after marking the trial. It does not mark a trial that is stopped
+    while it has no actor.
     """
     from ray.tune.execution.tune_controller import TuneController
 
@@ -92,8 +92,8 @@ def _record_pauses_and_stops() -> None:
 def _keep_longer_results() -> None:
     """Stop Tune from replacing a trial's local result file with a copy that is not longer.
 
-    When a trial continues or starts again, Tune's loggers overwrite the file with the copy in the storage. In
-    the driver that wrote it, that copy lacks what was not synced yet.
+    When a trial continues or starts again, Tune's loggers overwrite the file with the copy in the storage. If
+    this driver wrote the file, the copy lacks what has not been synced yet.
     """
     from ray.tune.logger import LoggerCallback
 
@@ -107,9 +107,9 @@ def _keep_longer_results() -> None:
 
 
 def _when_all_wait(scheduler_class: Any, wake: Callable[[Any, Any], None]) -> None:
-    """Call ``wake(scheduler, controller)`` if trials are paused and no report can continue them.
+    """Call ``wake(scheduler, controller)`` if trials are paused and no trial is running or pending.
 
-    That is so if no trial is running or pending.
+    No report can then continue the paused trials.
     """
 
     @wrap(scheduler_class, "choose_trial_to_run")
@@ -125,10 +125,10 @@ def _when_all_wait(scheduler_class: Any, wake: Callable[[Any, Any], None]) -> No
 def _process_waiting_brackets() -> None:
     """Make HyperBandScheduler check its brackets again when no trial is left to report.
 
-    It checks a bracket only when a trial reports. If the bracket is over by then, its paused trials are
-    stopped, except one that is still being saved before its pause. A bracket whose last trial fails is not
-    checked, nor is a trial that ResourceChangingScheduler pauses on its way to a milestone. HyperBandForBOHB
-    checks again by itself.
+    When a trial's report finishes a bracket, HyperBandScheduler stops the paused trials of the bracket, but
+    misses a trial that is still being saved before its pause. It does not check a bracket whose last trial
+    fails, and does not continue a trial that ResourceChangingScheduler pauses before its milestone.
+    HyperBandForBOHB checks again by itself.
     """
     from ray.tune.schedulers import HyperBandScheduler
 
@@ -155,7 +155,7 @@ def _perturb_waiting_populations() -> None:
             alive, states = controller.get_live_trials(), scheduler._trial_state
             alive.difference_update([trial for trial in alive if trial.is_finished()])
             last = max(alive, key=lambda trial: states[trial].last_result[scheduler._time_attr])
-            # As if the trial that got furthest reported again: now it is the last of the population.
+            # Act as if the trial that got furthest reported again: it is now the last of the population.
             scheduler.on_trial_result(controller, last, states[last].last_result)
 
     _when_all_wait(PopulationBasedTraining, wake)

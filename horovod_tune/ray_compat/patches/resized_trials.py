@@ -22,7 +22,7 @@ _PATCH = Patch(
 )
 
 
-# How long a trial's actor may take to reply to `resize`; it is between two steps then.
+# How long a trial's actor may take to reply to `resize`, which is called between two of its steps.
 REPLY_TIMEOUT_S = 5.0
 
 
@@ -34,11 +34,11 @@ def check_resized_trials(
     ``placement_of`` raises if a trial cannot have these resources: the search then ends with that error, as
     with an error of Tune's own allocation functions.
 
-    If ``can_be_resized(trainable)``, the trial is resized while it runs, by `resize(placement)` of its actor.
-    Tune pauses and restarts all others, and those whose `resize` returns False.
+    If ``can_be_resized(trainable)``, the trial is resized while it runs, by calling its actor's
+    `resize(placement)`. If that returns False, Tune pauses and restarts the trial, like all other trials.
 
-    Of several trials that pause at the same time, Tune (2.60) gives only the first its new resources:
-    ``any_resources_changed or self.set_trial_resources(...)`` is not evaluated for the others.
+    If several trials pause at the same time, Tune (2.60) gives only the first its new resources, since it
+    evaluates ``any_resources_changed or self.set_trial_resources(...)``. The patched method returns False.
     """
     if not _PATCH.is_due:
         return
@@ -56,7 +56,7 @@ def check_resized_trials(
             return None
         if not can_be_resized(trial.get_trainable_cls()) or not ask(trial, placement):
             return placement
-        # What Tune requests if the trial must restart; `update_resources` refuses a running one.
+        # Tune requests this if the trial must restart; `update_resources` refuses a running trial.
         trial.placement_group_factory = placement
         trial.invalidate_json_state()
         self._reallocated_trial_ids.add(trial.trial_id)
@@ -66,7 +66,7 @@ def check_resized_trials(
         actor = trial.temporary_state.ray_actor
         try:
             return bool(ray.get(actor.resize.remote(placement), timeout=REPLY_TIMEOUT_S))
-        except RayError:  # it hangs, or was lost: Tune notices when it restarts the trial
+        except RayError:  # the actor hangs or was lost: Tune notices when it restarts the trial
             return False
 
     @wrap(ResourceChangingScheduler, "set_trial_resources")

@@ -100,7 +100,7 @@ def trainables_of(run_or_experiment: Any) -> list[tuple[Any, dict[str, Any]]]:
         spec = dict(each.spec) if isinstance(each, Experiment) else {}
         trainable = each.run_identifier if isinstance(each, Experiment) else each
         if isinstance(trainable, str):
-            with suppress(TuneError):  # Tune's own error names it
+            with suppress(TuneError):  # Tune itself reports an unknown name
                 trainable = get_trainable_cls(trainable)
         found.append((trainable, spec))
     return found
@@ -125,7 +125,7 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
     from ray.tune.experimental.output import AirVerbosity, get_air_verbosity
 
     verbose = arguments.get("verbose")
-    # A number is the user's; a `RunConfig` without one has Tune's own constant.
+    # A number comes from the user; the default of `RunConfig` is an `AirVerbosity`.
     is_chosen = verbose is not None and not isinstance(verbose, AirVerbosity)
     old_output = get_air_verbosity(AirVerbosity.VERBOSE) is None  # RAY_AIR_NEW_OUTPUT=0
     return is_chosen or arguments.get("progress_reporter") is not None or old_output
@@ -136,7 +136,7 @@ def without_reporter() -> Iterator[None]:
     """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures.
 
     The raylet's paragraph on a dead process is left out too: a trial's error names the rank. In a notebook,
-    the kernel later ends without Ray's native stack trace.
+    Ray prints no native stack trace when the kernel ends later.
     """
     if _REPORTER.is_due:
         _allow_silent_reporter()

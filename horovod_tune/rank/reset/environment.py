@@ -128,8 +128,9 @@ class Environment:
         if self._reads is not None or not _is_called_by_user():
             return
         live = session.current()
+        is_new = value not in self._set.get(name, ())
         if live is None or live.has_reported:
-            self._set_later.add(name)
+            self._set_later |= {name} if is_new else set()
             return
         self._set.setdefault(name, set()).add(value)
         if self._is_used and value not in self._set_at_import.get(name, ()) and self._reader(name):

@@ -1,4 +1,4 @@
-"""Detects changes that a trial made to modules that remain loaded for the next one, in 10 to 20 ms.
+"""Detects changes that a trial made to modules that remain loaded for the next one, in 10 to 30 ms.
 
 A *container* is a module, a class, or one of the dicts, lists, sets and objects in them. `Watch`
 compares the keys and values of each with a snapshot. In modules and classes it restores replaced functions,

@@ -65,7 +65,8 @@ class ActorLauncher:
         """Create the actor of one slot, to replace a lost one or to grow the trial.
 
         A slot beyond the trial's placement group, or whose host is draining (``elsewhere``), gets a group of
-        its own, which Ray removes when this coordinator ends. ``again`` reuses the slot's newest group.
+        its own, which Ray removes when this coordinator ends. With
+        ``elsewhere``, ``again`` reuses the slot's newest group.
         """
         if slot < self._spec.world_size and not elsewhere:
             return self._create_actor(self._group, self._bundle_of_slots()[slot])
@@ -142,6 +143,6 @@ class ActorLauncher:
         self._rendezvous.close()
 
     def _end_rendezvous(self) -> None:
-        for channel in self.channels().values():  # those that `channels` has not returned
+        for channel in self.channels().values():  # those not returned before
             channel.close()
         self._rendezvous.close()

@@ -83,7 +83,8 @@ def choose_interface(
     overrides both.
 
     Raises:
-        StartFailed: the host has none of ``nics``, no interface has the address, or ``node_ip`` is IPv6.
+        StartFailed: the host has none of ``nics``, no interface has the address, or ``node_ip`` is IPv6 and
+            the ranks are on several hosts.
 
     >>> here = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
     >>> choose_interface(here, node_ip="10.0.0.5", nics=[], single_host=False)

@@ -31,7 +31,7 @@ _QUIET_S = 660.0  # Tune copies to its storage every 300 s: if two copies are mi
 
 
 class MetricUnknown(HorovodTuneError, ValueError):
-    """Raised if the metric for comparing trials or its mode is not known, or no trial reported a metric."""
+    """Raised if metric or mode is not known, or trials reported numbers, but not this one or a limit's."""
 
 
 class Analysis:
@@ -67,12 +67,12 @@ class Analysis:
 
     @property
     def state(self) -> str:
-        """ "finished", "running", "interrupted", or "unknown" if the state file is lost.
+        """ "finished", "running", "interrupted", or "unknown" (it does not run, and the state file is lost).
 
         An experiment with unfinished trials, or whose driver may start more of them, counts as running until
         nothing has been written for 11 minutes (Tune copies its files to the storage every five).
         """
-        over = self.record.metadata.get("ended") is not False  # missing if no trial is distributed
+        over = self.record.metadata.get("ended") is not False  # no "ended" if no trial is distributed
         if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
             return "finished" if self.run is not None else "unknown"
         last = self.record.last_write
@@ -88,7 +88,7 @@ class Analysis:
         return Analysis(again, self.folder, trial_ids=ids, **same)  # type: ignore[arg-type]
 
     def require_metric(self) -> tuple[str, str]:
-        """Return metric and mode. Raises `MetricUnknown` if one is missing, or a metric was not reported."""
+        """Return metric and mode. Raises `MetricUnknown` if one is missing, or was not reported."""
         if self.metric is None or self.mode is None:
             known = {"metric": self.metric, "mode": self.mode}
             missing = " and ".join(name for name, value in known.items() if not value)
@@ -196,7 +196,7 @@ class Analysis:
 
     @cached_property
     def session_gaps(self) -> list[tuple[float, float]]:
-        """The gaps between drivers in Unix time: from the last report before a later session to its start."""
+        """The gaps between drivers, in Unix time: from the last report before a start to that start."""
         found = []
         for session in self.record.sessions[1:]:
             ends = self.spans.loc[self.spans["begin"] < session, "end"].clip(upper=session)
@@ -246,7 +246,7 @@ class Analysis:
 
     @property
     def ranked(self) -> list[int]:
-        """The trials' indices in `trials`, best first; those without a value are last, in their order."""
+        """The trials' indices, best first; those without a value, or outside the limits, are last."""
         return np.argsort(self._costs, kind="stable").tolist()  # NaN is last
 
     @property

@@ -29,13 +29,13 @@ class WorkerActor(Protocol):
         """Return new messages within ``wait_s`` seconds; the reply is the worker's heartbeat."""
 
     def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
-        """Release the reports up to ``index`` on every rank of the worker."""
+        """Make `report` return on every rank of the worker, for reports up to ``index``."""
 
     def stop_training(self) -> None:
         """Make the current or next report unwind the training function."""
 
     def close_world(self) -> None:
-        """Break the world, so that ranks which wait in a collective get an error."""
+        """Close the world's connections, so that ranks which wait in a collective get an error."""
 
     def end_process(self) -> None:
         """Close the world and run the process's exit handlers; the process is killed after this."""
@@ -92,7 +92,7 @@ class Launcher(Protocol):
         """Return the processes that workers have started for their ranks, which must end with them."""
 
     def close(self) -> None:
-        """Undo what `assign` started; may be called twice."""
+        """Undo what `assign` and `create_one` started; may be called twice."""
 
     # The coordinator calls the following only in elastic trials.
 
@@ -106,8 +106,8 @@ class Launcher(Protocol):
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Create the actor of a slot, without waiting for it; return its handle.
 
-        ``elsewhere``: not on the slot's previous host, which is draining. ``again``: to replace an
-        actor that died while starting, in the same placement group.
+        ``elsewhere``: not on the slot's previous host, which is draining. ``again``, if
+        ``elsewhere``: to replace an actor that died while starting, in the same placement group.
         """
 
     def abandon_world(self) -> None:

@@ -99,9 +99,9 @@ def travels_by_name(module: str) -> bool:
 class ShippedFunction:
     """The training function, serialised for the ranks.
 
-    It is pickled when Tune ships the class, not when the class is made, so that what it refers to may be
-    defined after `DistributedTrainableCreator` is called. It arrives as bytes: the coordinator never imports
-    what it needs. SerializationError is raised if it takes more than ``max_bytes`` bytes.
+    The function is pickled when Tune ships the trainable class, so that what it refers to may be defined
+    after `DistributedTrainableCreator` is called. The coordinator receives bytes, and never imports what the
+    function needs. SerializationError is raised if these are more than ``max_bytes``.
     """
 
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()

@@ -24,7 +24,7 @@ class NoiseEstimate(NamedTuple):
 
 
 class NoiseScale:
-    r"""Runs in each rank: :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` from moving averages of both.
+    r"""Estimates :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` in each rank, from moving averages of both.
 
     The gradient of a batch of b samples has :math:`E|g_b|^2 = |G|^2 + \mathrm{tr}\,\Sigma / b`; two batch
     sizes give unbiased estimates of both (appendix A.1, there for small batches of one size):
@@ -57,7 +57,7 @@ class NoiseScale:
 
     def __init__(self, *, every: int = 8, decay: float = 0.99, confidence: float = 0.95) -> None:
         self.every = bounds.count("every", every)
-        self.decay = bounds.number("decay", decay, at_least=0, less_than=1)
+        self.decay = bounds.number("decay", decay, more_than=0, less_than=1)
         self.confidence = bounds.number("confidence", confidence, at_least=0, less_than=1)
         # Sums of the weights decay ** age, of their squares, and of weighted G = |G|², S = tr Σ, GG, GS, SS.
         self._sums = [0.0] * 7

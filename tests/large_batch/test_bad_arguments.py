@@ -146,7 +146,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
         "samples must be an integer of at least 1, got 0",
     ),
     # The noise scale, and growth
-    (lambda: NoiseScale(decay=1.0), "decay must be at least 0 and less than 1, got 1.0"),
+    (lambda: NoiseScale(decay=1.0), "decay must be more than 0 and less than 1, got 1.0"),
     (lambda: NoiseScale(confidence=1.0), "confidence must be at least 0 and less than 1, got 1.0"),
     (lambda: NoiseScale().update(1, 1 / 8, 1, 8), "inverse_small must be more than 0.125, got 0.125"),
     (lambda: NoiseScale().update(1, 1, math.nan, 8), "big_square must be a finite number, got nan"),

@@ -1,4 +1,4 @@
-"""The Gaussian process fitted to a set of results: the scale that they are on, and its hyperparameters."""
+"""The Gaussian process fitted to a set of results: its hyperparameters, and the scale of the results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ModelOptions:
     starts: int = 2
     #: The most points that the process uses; if there are more, they are thinned out.
     process_points: int = 500
-    #: Targets further below the median than this, in units of median to best, are compressed.
+    #: Targets below the median by more than this many times the distance from median to best are compressed.
     linear_depth: float = 3.0
-    #: The warped scales that are tried besides the results' own. None are tried with `fixed_noise`, or for
-    #: acquisition functions that have a number on the objective's scale.
+    #: The softnesses of the warped scales (see `output_scales`) that are tried besides the results' own. None
+    #: are tried with `fixed_noise`.
     softnesses: tuple[float, ...] = ()
 
 
@@ -55,13 +55,13 @@ class FitState(NamedTuple):
     fresh_at: int
     #: A digest of what was fitted.
     data: str
-    #: True if the axes over powers of ten are linear.
+    #: True if the axes of parameters that range over powers of ten are linear.
     linear: bool = False
 
 
 #: Axes over powers of ten are made linear if the logarithm of the posterior density gains more than this.
 _LINEAR_LEAD = 1.0
-#: Fits to at most this many results, or reports of curves (several come per decision), start from scratch.
+#: Fits to at most this many results, or reports if there are curves, start from scratch.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
 #: Fits to more results do so once the results have grown by this factor since the last fit from scratch.
 _FRESH_GROWTH = 1.25
@@ -74,7 +74,7 @@ _FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
 class FittedModel:
     """The covariance and scaling fitted to a set of results; points in flight do not change them.
 
-    `powers`, one entry per parameter, are those of axes over powers of ten (see `SearchSpace`). `earlier` is
+    `powers`, one entry per parameter, are described at `SearchSpace.powers`. `earlier` is
     the state of an earlier fit, which is used as it is if the results are the same. If `timed`, the results
     are reports, and the last feature is their time. `task` is the posterior mean of an earlier experiment.
     """

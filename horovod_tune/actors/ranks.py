@@ -96,7 +96,7 @@ def choose_interface(
     if ":" in node_ip and not single_host:
         raise StartFailed(
             f"this host's address in Ray is {node_ip}, but Horovod's rendezvous and Gloo support only IPv4. "
-            "Start Ray with --node-ip-address and an IPv4 address; hosts without one cannot join a trial."
+            "Start Ray with --node-ip-address and an IPv4 address; hosts without one cannot join others."
         )
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())
     if nics:

@@ -31,7 +31,7 @@ _QUIET_S = 660.0  # Tune copies to its storage every 300 s: if two copies are mi
 
 
 class MetricUnknown(HorovodTuneError, ValueError):
-    """Raised if metric or mode is not known, or trials reported numbers, but not this one or a limit's."""
+    """Raised if metric or mode is not known, or no trial reported the metric (or that of a limit)."""
 
 
 class Analysis:
@@ -72,7 +72,7 @@ class Analysis:
         An experiment with unfinished trials, or whose driver may start more of them, counts as running until
         nothing has been written for 11 minutes (Tune copies its files to the storage every five).
         """
-        over = self.record.metadata.get("ended") is not False  # no "ended" if no trial is distributed
+        over = self.record.metadata.get("ended") is not False  # the key is missing if no trial is distributed
         if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
             return "finished" if self.run is not None else "unknown"
         last = self.record.last_write

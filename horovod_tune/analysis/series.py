@@ -56,9 +56,9 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Which trial held which ranks when.
+    """Which trial held which rows when.
 
-    `rows` names each row, which has room for one rank or trial; `unit` says which. `bars` has an entry
+    `rows` names each row, which has room for one rank or trial; `unit` is the axis label. `bars` has an entry
     for each period in which a trial held a row, earliest `begin` first; its columns are trial, row, rank
     (None if the number of ranks is not known), begin, trained and end. The trial started up from `begin` to
     `trained` (which are equal if the reports do not record the start-up), and trained from `trained` to
@@ -105,7 +105,7 @@ def timeline(analysis: Analysis) -> Timeline:
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
-    """Return axis limits for the metric and how many finite values are outside them.
+    """Return axis limits for the metric and how many finite values are outside (all, if none is finite).
 
     The good end is always shown. Values more than three interquartile ranges beyond the worse quartile
     (those of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.

@@ -98,7 +98,7 @@ class Launcher(Protocol):
 
     @property
     def placed_workers(self) -> int:
-        """The number of slots in the trial's placement group, which Ray removes only as a whole."""
+        """The number of slots (workers' places) in the placement group, which Ray removes as a whole."""
 
     def release_slot(self, slot: int) -> None:
         """Release the resources of a slot beyond the trial's placement group."""
@@ -106,8 +106,8 @@ class Launcher(Protocol):
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Create the actor of a slot, without waiting for it; return its handle.
 
-        ``elsewhere``: not on the slot's previous host, which is draining. ``again``, if
-        ``elsewhere``: to replace an actor that died while starting, in the same placement group.
+        ``elsewhere``: not on the slot's previous host, which is draining. ``again`` (only with
+        ``elsewhere``): reuse the placement group of the slot's last actor, which died while starting.
         """
 
     def abandon_world(self) -> None:

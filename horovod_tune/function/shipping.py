@@ -25,8 +25,8 @@ MB = 1_000_000
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, extended to objects that it cannot pickle, or pickles by a name that ranks cannot import.
 
-    These are modules with their own class (``torch.backends.cudnn``), Horovod's functions, now sent by name
-    (``from horovod.torch import rank``), and the script's functions that `functools.lru_cache` wraps.
+    These are modules with their own class (``torch.backends.cudnn``), Horovod's functions, which are sent by
+    name (``from horovod.torch import rank``), and the script's functions that `functools.lru_cache` wraps.
     """
 
     def reducer_override(self, obj: Any) -> Any:

@@ -130,7 +130,8 @@ def distribute(trainer: Trainer) -> Trainer:
 
     Each rank takes its share of ``train_dataset``, all start from rank 0's weights, and gradients are
     averaged before they are clipped. Only rank 0 saves, logs and reports to trackers; every rank evaluates
-    on all of ``eval_dataset``. The size of a step's batch is ``per_device_train_batch_size * hvd.size()``.
+    on all of ``eval_dataset``. A step's batch has ``per_device_train_batch_size *
+    gradient_accumulation_steps * hvd.size()`` rows.
     Elsewhere (a TPU trial, ranks that Accelerate joins, no trial) the Trainer is left as it is.
 
     Raises:

@@ -27,7 +27,7 @@ class NoiseScale:
     r"""Estimates :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` in each rank, from moving averages of both.
 
     The gradient of a batch of b samples has :math:`E|g_b|^2 = |G|^2 + \mathrm{tr}\,\Sigma / b`; two batch
-    sizes give unbiased estimates of both (appendix A.1, there for small batches of one size):
+    sizes give unbiased estimates of both (appendix A.1, where all small batches have one size):
 
     .. math::
         \mathrm{tr}\,\Sigma \approx \frac{\overline{|g_i|^2} - |g_B|^2}{\overline{1/b_i} - 1/B}, \quad

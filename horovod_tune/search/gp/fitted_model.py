@@ -55,11 +55,11 @@ class FitState(NamedTuple):
     fresh_at: int
     #: A digest of what was fitted.
     data: str
-    #: True if the axes of parameters that range over powers of ten are linear.
+    #: True if linear ranges over powers of ten are modelled on linear axes, not on logarithmic ones.
     linear: bool = False
 
 
-#: Axes over powers of ten are made linear if the logarithm of the posterior density gains more than this.
+#: They are if the logarithm of the posterior density gains more than this.
 _LINEAR_LEAD = 1.0
 #: Fits to at most this many results, or reports if there are curves, start from scratch.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40

@@ -56,7 +56,7 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Which trial held which rows when.
+    """A chart of which trials ran when.
 
     `rows` names each row, which has room for one rank or trial; `unit` is the axis label. `bars` has an entry
     for each period in which a trial held a row, earliest `begin` first; its columns are trial, row, rank
@@ -105,7 +105,7 @@ def timeline(analysis: Analysis) -> Timeline:
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
-    """Return axis limits for the metric and how many finite values are outside (all, if none is finite).
+    """Return axis limits for the metric and how many values are outside: finite ones, or all if none is.
 
     The good end is always shown. Values more than three interquartile ranges beyond the worse quartile
     (those of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.

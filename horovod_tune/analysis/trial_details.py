@@ -23,8 +23,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 def report_times(trial: TrialRecord) -> np.ndarray:
     """Return the Unix time of each report in seconds, shape (reports,); NaN if it is not recorded.
 
-    Tune records whole seconds. The fraction is computed by counting the reports' training times back from the
-    trial's end; it never leaves the recorded second.
+    Tune records whole seconds. The fraction is estimated from the training time between a report and the
+    trial's end, and clipped to the recorded second.
     """
     stamps = np.array([seconds(row.get("timestamp")) for row in trial.reports], dtype=float)
     spent = np.array([seconds(row.get("time_total_s")) for row in trial.reports], dtype=float)

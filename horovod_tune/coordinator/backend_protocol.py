@@ -79,7 +79,7 @@ class Launcher(Protocol):
     ) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
 
-        In elastic trials, rank 0 is on ``first_node``, or by default on the coordinator's node.
+        Rank 0 is on ``first_node``, which only elastic trials pass, or else on the coordinator's node.
 
         Raises:
             StartFailed: the workers were placed where they cannot form the world that was requested.

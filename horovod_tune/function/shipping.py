@@ -25,8 +25,9 @@ MB = 1_000_000
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, extended to objects that it cannot pickle, or pickles by a name that ranks cannot import.
 
-    These are modules with their own class (``torch.backends.cudnn``), Horovod's functions, which are sent by
-    name (``from horovod.torch import rank``), and the script's functions that `functools.lru_cache` wraps.
+    These are modules with their own class (``torch.backends.cudnn``) and Horovod's functions (``from
+    horovod.torch import rank``), both sent here by a name that can be imported; and the script's functions
+    that `functools.lru_cache` wraps, sent as code.
     """
 
     def reducer_override(self, obj: Any) -> Any:

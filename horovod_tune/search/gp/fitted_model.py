@@ -26,8 +26,8 @@ class ModelOptions:
     process_points: int = 500
     #: Targets below the median by more than this many times the distance from median to best are compressed.
     linear_depth: float = 3.0
-    #: The softnesses of the warped scales (see `output_scales`) that are tried besides the results' own. None
-    #: are tried with `fixed_noise`.
+    #: Softnesses of the warped scales (see `output_scales`) that are tried besides the results' own scale.
+    #: With `fixed_noise`, only their own scale is used.
     softnesses: tuple[float, ...] = ()
 
 
@@ -55,11 +55,11 @@ class FitState(NamedTuple):
     fresh_at: int
     #: A digest of what was fitted.
     data: str
-    #: True if linear ranges over powers of ten are modelled on linear axes, not on logarithmic ones.
+    #: True if wide uniform ranges such as `uniform(1e-5, 1)` have linear axes instead of logarithmic ones.
     linear: bool = False
 
 
-#: They are if the logarithm of the posterior density gains more than this.
+#: Such axes are linear (`FitState.linear`) if the log posterior density gains more than this.
 _LINEAR_LEAD = 1.0
 #: Fits to at most this many results, or reports if there are curves, start from scratch.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40

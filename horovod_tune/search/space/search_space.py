@@ -64,7 +64,6 @@ class SearchSpace:
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
         #: For a parameter whose axis is logarithmic although its domain is linear, the logarithm of the upper
         #: end over the lower one; 0 for all others.
-        # Of ranges over powers of ten, the logarithm of upper / lower; of other columns 0.
         self.powers = np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self.columns], float)
         self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
 

@@ -91,12 +91,12 @@ def choose_interface(
     'eth0'
     >>> choose_interface(here, node_ip="fd00::2", nics=["eth0"], single_host=False)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    horovod_tune.errors.StartFailed: this host's address in Ray is fd00::2, but ... only IPv4. Start Ray ...
+    horovod_tune.errors.StartFailed: Ray's address of a host is fd00::2; ... only IPv4. Start Ray there ...
     """
     if ":" in node_ip and not single_host:
         raise StartFailed(
-            f"this host's address in Ray is {node_ip}, but Horovod's rendezvous and Gloo support only IPv4. "
-            "Start Ray with --node-ip-address and an IPv4 address; hosts without one cannot join others."
+            f"Ray's address of a host is {node_ip}; Horovod's rendezvous and Gloo support only IPv4. "
+            "Start Ray there with --node-ip-address and an IPv4 address; it cannot join others without."
         )
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())
     if nics:
@@ -109,6 +109,6 @@ def choose_interface(
         if wanted in ips:
             return name
     raise StartFailed(
-        f"no network interface of this host has the address {wanted}; the host has {there}. "
+        f"no network interface of the host at {node_ip} has the address {wanted}; it has {there}. "
         "Name the interface with nics=."
     )

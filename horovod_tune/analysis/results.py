@@ -355,7 +355,7 @@ class Analysis:
 
     @cached_property
     def trial_dataframes(self) -> dict[str, pd.DataFrame]:
-        """Each trial's reports as a frame like `history`, by trial_id."""
+        """Each trial's reports as a frame like `history`, always with config/…, by trial_id."""
         start = self.record.start_time
         return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
 
@@ -363,10 +363,10 @@ class Analysis:
         """Return the Pareto front: the results that no other result dominates.
 
         `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
-        are those of `BayesOptSearch`. A result dominates another if it is as good in all metrics and better
-        in one. The last report of each trial counts, or every report with scope "all"; a metric keeps its
-        value until it is reported again. Results that violate the limits are left out. Raises `ValueError`
-        for fewer than two metrics, an unknown mode, or a metric that was not reported.
+        are those that `BayesOptSearch` optimised. A result dominates another if it is as good in all metrics
+        and better in one. The last report of each trial counts, or every report with scope "all"; a metric
+        keeps its value until it is reported again. Results that violate the limits are left out. Raises
+        `ValueError` for fewer than two metrics, an unknown mode, or a metric that was not reported.
         """
         return pareto_front(self, self.record.front if metrics is None else metrics)
 

@@ -32,15 +32,17 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, np.ndarray]:
     """Return steps (x, best value up to x): x is seconds since the start, or the number of trials.
 
-    Against "time", every report counts from its time on. Against "trials", each trial's best value counts,
-    in the order of creation. Only the points at which the best changes, and the last point, are returned.
+    Against "time", every report that meets the limits counts from its time on. Against "trials", each trial's
+    best value counts, in the order of creation. Only the points at which the best changes, and the last
+    point, are returned.
     """
     _, mode = analysis.require_metric()
     if against == "trials":
         values = analysis.scores["best"].to_numpy()
         xs = np.arange(1.0, len(values) + 1)
     elif against == "time":
-        reports = analysis.reports[analysis.reports["known"] & np.isfinite(analysis.reports["time"])]
+        reports = analysis.reports
+        reports = reports[reports["known"] & reports["allowed"] & np.isfinite(reports["time"])]
         reports = reports.sort_values("time", kind="stable")
         values = reports["value"].to_numpy()
         xs = reports["time"].to_numpy() - (analysis.record.start_time or 0.0)
@@ -105,10 +107,11 @@ def timeline(analysis: Analysis) -> Timeline:
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
-    """Return axis limits for the metric and how many values are outside: finite ones, or all if none is.
+    """Return axis limits for the metric, and how many finite values are outside them.
 
-    The good end is always shown. Values more than three interquartile ranges beyond the worse quartile
-    (those of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.
+    If no value is finite, all count as outside. The good end is always shown. Values more than three
+    interquartile ranges beyond the worse quartile (those of diverged trials) are left out if they are at most
+    a tenth of all and would flatten the rest.
     """
     sign = 1.0 if mode == "min" else -1.0
     costs = sign * values[np.isfinite(values)]

@@ -25,9 +25,9 @@ MB = 1_000_000
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, extended to objects that it cannot pickle, or pickles by a name that ranks cannot import.
 
-    These are modules with their own class (``torch.backends.cudnn``) and Horovod's functions (``from
-    horovod.torch import rank``), both sent here by a name that can be imported; and the script's functions
-    that `functools.lru_cache` wraps, sent as code.
+    These are modules of a subclass of ModuleType (``torch.backends.cudnn``) and Horovod's functions (``from
+    horovod.torch import rank``), which this class sends by names that can be imported; and the script's
+    functions that `functools.lru_cache` wraps, which it sends as code.
     """
 
     def reducer_override(self, obj: Any) -> Any:

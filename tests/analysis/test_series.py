@@ -13,6 +13,7 @@ from horovod_tune.analysis import analyze, plots, series
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.report.run_summary import run_summary, usage, wall_time_s
 from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.scoring import parse_limit
 from horovod_tune.analysis.trial_details import spans, start_span
 from horovod_tune.analysis.varying_parameters import varying_parameters
 
@@ -27,6 +28,16 @@ def test_the_best_so_far_only_gets_better_and_ends_with_the_search():
     assert xs[-1] == 40
     with pytest.raises(ValueError, match='against must be "time" or "trials", got \'days\''):
         series.best_so_far(analysis, "days")
+
+
+def test_the_best_so_far_meets_the_limits():
+    made = made_experiment(40)
+    best = made.best_value
+    limits = [parse_limit(f"{made.metric} > {best + 0.1}")]
+    limited = Analysis(made.record, made.folder, metric=made.metric, mode=made.mode, limits=limits)
+    for against in ("time", "trials"):
+        _, ys = series.best_so_far(limited, against)
+        assert ys.min() > best + 0.1
 
 
 def test_ranks_never_share_a_row_at_one_time():

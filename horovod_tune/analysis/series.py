@@ -107,11 +107,10 @@ def timeline(analysis: Analysis) -> Timeline:
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
-    """Return axis limits for the metric, and how many finite values are outside them.
+    """Return axis limits for the metric, and the number of finite values outside (of all, if none is finite).
 
-    If no value is finite, all count as outside. The good end is always shown. Values more than three
-    interquartile ranges beyond the worse quartile (those of diverged trials) are left out if they are at most
-    a tenth of all and would flatten the rest.
+    The good end is always shown. Values more than three interquartile ranges beyond the worse quartile (those
+    of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.
     """
     sign = 1.0 if mode == "min" else -1.0
     costs = sign * values[np.isfinite(values)]

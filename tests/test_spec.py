@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError
-from horovod_tune.spec.placement import Placement, check_fits
+from horovod_tune.spec.placement import Placement, check_fits, fits_one_node
 from horovod_tune.spec.trial_spec import make_spec
 
 
@@ -27,6 +27,14 @@ def test_hosts_are_spread_and_their_slots_stay_together():
 def test_a_total_of_workers_is_placed_as_tightly_as_it_fits():
     placement = make_spec(num_workers=3, num_cpus_per_worker=2).placement()
     assert placement == Placement(({"CPU": 2.0},) * 3, "PACK")
+
+
+def test_fractions_of_a_cpu_fit_exactly():
+    placement = make_spec(num_workers=10, num_cpus_per_slot=0.7).placement()
+    check_fits(placement, [{"CPU": 7.0}])
+    assert fits_one_node(placement, [{"CPU": 7.0}])
+    with pytest.raises(ResourcesUnavailable):
+        check_fits(placement, [{"CPU": 6.9}])
 
 
 def test_a_total_on_named_hosts_is_split_evenly():

@@ -44,6 +44,11 @@ def test_names_that_the_function_does_not_take_are_refused() -> None:
         with_parameters(train, modle=1)
 
 
+def test_a_function_is_checked_with_its_parameters_bound() -> None:
+    with pytest.raises(TrainingFunctionError, match="checkpoint_dir"):
+        with_parameters(lambda config, checkpoint_dir=None, data=None: None, data=1)
+
+
 def test_tensors_on_a_device_are_refused_by_name() -> None:
     with pytest.raises(TrainingFunctionError, match="parameter 'x' must be on the CPU, got one on meta"):
         pack_values({"x": torch.empty(1, device="meta")})

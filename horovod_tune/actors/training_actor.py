@@ -248,7 +248,7 @@ class TrainingActor:
         self._training.thread.join(timeout=join_s)
         if self._training.thread.is_alive():
             return [f"the training function of rank {self._rank_info.rank} still runs"]
-        own_package, self._training = self._training.own_package, None
+        own_package, self._training = self._training.session.own_package, None
         if problems := self._backend.keep(PROBE_TIMEOUT_S):
             return problems
         assert self._baseline is not None

@@ -6,6 +6,7 @@ import functools
 import importlib
 import io
 import math
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import cloudpickle
 
 from horovod_tune.errors import SerializationError
 from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver, warn_of_horovod_in_driver
-from horovod_tune.function.training_function import function_name
+from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import find_largest, type_name, unpicklable
 
 MB = 1_000_000
@@ -35,6 +36,8 @@ class _Pickler(cloudpickle.Pickler):
             name = obj.__name__
             if sys.modules.get(name) is obj:
                 return importlib.import_module, (name,)
+        if obj is os.environ:  # `from os import environ` in a script
+            return getattr, (os, "environ")
         if isinstance(obj, MethodType) and type(obj.__self__).__module__.startswith("horovod."):
             module = sys.modules.get("horovod.torch")
             if getattr(module, obj.__name__, None) == obj:
@@ -133,7 +136,7 @@ class ShippedFunction:
 
     def modules(self) -> list[str]:
         """Return the modules that a rank imports to unpickle the function; none for a script's function."""
-        name = getattr(self._function, "__module__", None)
+        name = getattr(unwrapped(self._function), "__module__", None)
         return [name] if name is not None and travels_by_name(name) else []
 
     def __reduce__(self) -> Any:

@@ -11,13 +11,13 @@ import inspect
 import io
 import os
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import cloudpickle
 
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
-from horovod_tune.function.training_function import function_name, unwrapped
+from horovod_tune.function.training_function import check_training_function, function_name, unwrapped
 from horovod_tune.function.variables import unpicklable
 from horovod_tune.session.session import current
 
@@ -109,6 +109,7 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
             f"{function_name(func)}{inspect.signature(func)} cannot be called with (config, "
             f"{', '.join(f'{name}=...' for name in parameters)}): {error}"
         ) from None
+    check_training_function(partial(func, **parameters))
     placeholder = _Placeholder(parameters)
 
     def bound(config: dict[str, Any]) -> Any:

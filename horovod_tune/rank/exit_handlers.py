@@ -40,14 +40,14 @@ def install() -> None:
         live = session.current()
         if live is None or not callable(func) or _is_of_the_process(sys._getframe(1)):
             return _real_register(func, *args, **kwargs)
-        live.exit_handlers.append(functools.partial(func, *args, **kwargs))
+        live.exit_handlers.append((func, args, kwargs))
         return func
 
     @functools.wraps(_real_unregister)
     def unregister(func: Callable[..., Any], /) -> None:
         live = session.current()
         if live is not None:
-            live.exit_handlers[:] = [each for each in live.exit_handlers if each.func != func]
+            live.exit_handlers[:] = [each for each in live.exit_handlers if each[0] != func]
         _real_unregister(func)
 
     atexit.register, atexit.unregister = register, unregister
@@ -63,11 +63,11 @@ def _is_of_the_process(caller: FrameType) -> bool:
 def run_handlers(of: Session) -> None:
     """Run the trial's handlers, the last one first; print an error in one, as Python does when it exits."""
     while of.exit_handlers:
-        handler = of.exit_handlers.pop()
+        func, args, kwargs = of.exit_handlers.pop()
         try:
-            handler()
+            func(*args, **kwargs)
         except BaseException as error:  # SystemExit too: as in Python, the others still run
-            print(f"Exception ignored in atexit callback {handler.func!r}:", file=sys.stderr)
+            print(f"Exception ignored in atexit callback {func!r}:", file=sys.stderr)
             traceback.print_exception(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -63,8 +64,6 @@ class Training:
         self._prepare = prepare
         self._describe_failure = describe_failure
         self._enter_world, self._leave_world = enter_world, leave_world
-        # The top-level package of the training function; empty until the function is loaded.
-        self.own_package = ""
         self.thread = threading.Thread(
             target=self._run, name=f"training-{live_session.request.trial_id}", daemon=True
         )
@@ -88,7 +87,10 @@ class Training:
             session.activate(self.session)
             ray_compat.install_session(self.session)
             function = cloudpickle.loads(self._function)
-            self.own_package = str(getattr(function, "__module__", None) or "").partition(".")[0]
+            inner = function
+            while isinstance(inner, functools.partial):  # which has the module functools
+                inner = inner.func
+            self.session.own_package = str(getattr(inner, "__module__", "")).partition(".")[0]
             self._call(function)
             ending = Finished(self.session.rank_info.rank)
         except StopTraining:

@@ -6,7 +6,6 @@ Step 1 of 5 of a report's path: `Session.report()` passes it to `actors/training
 
 from __future__ import annotations
 
-import functools
 import numbers
 import os
 import sys
@@ -81,8 +80,10 @@ class Session:
         self._world_is_broken = False
         # True if a collective failed without raising: the function may have used its invalid result.
         self.failed_unnoticed = False
+        # The top-level package of the training function; empty until the function is loaded.
+        self.own_package = ""
         # What the training function has registered with `atexit`, see `rank.exit_handlers`.
-        self.exit_handlers: list[functools.partial[Any]] = []
+        self.exit_handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         # The objects of `with_parameters`, once the function has asked for them.
         self.parameters: dict[str, Any] | None = None
         # The rank's `committed_state.CommittedState`; None in a TPU trial.

@@ -41,9 +41,9 @@ def fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
         for index, node in enumerate(room):
             if spread and index in taken:
                 continue
-            if all(node.get(name, 0.0) >= amount for name, amount in bundle.items()):
+            if _holds(node, bundle):
                 for name, amount in bundle.items():
-                    node[name] -= amount
+                    node[name] = node.get(name, 0.0) - amount
                 taken.add(index)
                 break
         else:
@@ -61,7 +61,12 @@ def fits_one_node(placement: Placement, nodes: Sequence[dict[str, float]]) -> bo
         return False
     names = {name for bundle in placement.bundles for name in bundle}
     total = {name: sum(bundle.get(name, 0.0) for bundle in placement.bundles) for name in names}
-    return any(all(node.get(name, 0.0) >= amount for name, amount in total.items()) for node in nodes)
+    return any(_holds(node, total) for node in nodes)
+
+
+def _holds(node: dict[str, float], resources: dict[str, float]) -> bool:
+    # Ray counts in units of 1/10000.
+    return all(node.get(name, 0.0) > amount - 5e-5 for name, amount in resources.items())
 
 
 def _shortage(placement: Placement, nodes: Sequence[dict[str, float]]) -> str:

@@ -225,7 +225,7 @@ class _Rank:
         self._training.thread.join(timeout=join_s)
         if self._training.thread.is_alive():
             return [f"the training function of rank {self._rank} still runs"]
-        own_package, self._training = self._training.own_package, None
+        own_package, self._training = self._training.session.own_package, None
         environment = dict(os.environ)
         problems = self._baseline.restore(own_package) + self._runtime.restore(environment)
         return problems + self._baseline.memory_left()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import sys
 import threading
 from typing import Any
@@ -97,9 +98,8 @@ def test_what_cannot_be_a_training_function_is_refused_with_the_cure(func, parts
 
 
 def test_resources_are_refused_below_with_parameters_too():
-    bound = horovod_tune.with_parameters(tune.with_resources(lambda config, x: None, {"cpu": 2}), x=1)
     with pytest.raises(TrainingFunctionError, match="num_cpus_per_slot"):
-        DistributedTrainableCreator(bound)
+        horovod_tune.with_parameters(tune.with_resources(lambda config, x: None, {"cpu": 2}), x=1)
 
 
 def test_a_trainable_is_not_wrapped_twice():
@@ -207,6 +207,11 @@ def _reads_weights():
 
 def reads_a_large_global(config):
     return _reads_weights()
+
+
+def test_the_module_of_a_partial_is_its_functions():
+    shipped = shipping.ShippedFunction(functools.partial(math.gcd, 2), "a partial")
+    assert shipped.modules() == ["math"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,23 @@ def sets_constant_variables_for_imports_and_is_kept(config):
 
     seen = [each["num_threads"] for each in threadpoolctl.threadpool_info() if "scikit" in each["filepath"]]
     return bool(sklearn), matplotlib.get_backend(auto_select=False), seen
+
+
+@program
+def sets_a_variable_once_and_catches_errors(config):
+    import matplotlib
+
+    try:
+        if config["number"] == 1:
+            os.environ["MPLBACKEND"] = "svg"
+    except RuntimeError:
+        return "caught"
+    return bool(matplotlib)
+
+
+@program
+def uses_a_script_s_own_name_of_the_environment(config):
+    return environ is os.environ
 
 
 @program

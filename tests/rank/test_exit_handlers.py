@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing.util
 import sys
 import threading
@@ -78,6 +79,9 @@ def test_handlers_run_in_reverse_order_before_finished_is_sent(notes: Notes, tmp
 
         atexit.register(note, "withdrawn")
         atexit.unregister(note)
+        bound = functools.partial(note, "withdrawn")
+        atexit.register(bound)
+        atexit.unregister(bound)
         atexit.register(lambda: 1 / 0)
         atexit.register(note, "last")
 

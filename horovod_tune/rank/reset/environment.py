@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod_tune.rank.reset.imports import is_installed
+from horovod_tune.rank.reset.watch import top_level
 from horovod_tune.session import session
 
 # Set by this package, to different values in each world; without the prefix HOROVOD_.
@@ -35,7 +36,8 @@ class Environment:
     def __init__(self) -> None:
         self._environ: Any = os.environ
         self._known = self._values()
-        self._libraries = _shared_libraries()
+        # The shared libraries of a new worker, and those that trials have loaded since.
+        self._libraries, self._loaded = _shared_libraries(), set[str]()
         # The names that the library which is being imported has read; None between imports.
         self._reads: set[bytes] | None = None
         # The libraries that stay, by the names that they have read in Python code.
@@ -46,7 +48,6 @@ class Environment:
         self._set_later: set[bytes] = set()
         # The same as `_set`, of the trial whose import has read a variable.
         self._set_at_import: dict[bytes, set[bytes | None]] = {}
-        self._is_used = False
         observed = _observe(dict(vars(os.environ)["_data"]), self._record_read, self._record_write)
         vars(os.environ)["_data"] = vars(os.environb)["_data"] = observed
 
@@ -70,24 +71,23 @@ class Environment:
 
         Call it before rank 0's first report: until then, the trial can be tried again.
         """
-        if self._is_used:
-            for name, values in self._set_at_import.items():
-                if values != self._set.get(name):
-                    self._refuse(name)
+        for name in self._set_at_import.keys() | self._set.keys():
+            if self._set.get(name) != self._set_at_import.get(name):
+                self._refuse_if_read(name)
 
     def restore(self) -> list[str]:
         """Restore all variables; return those whose later values libraries may have kept."""
         os.environ = self._environ  # noqa: B003 - the original object
+        self._loaded = _shared_libraries() - self._libraries
         problems = [
             f"{os.fsdecode(name)} was set after a report, which {by} keeps"
             for name in self._set_later
             if (by := self._reader(name))
         ]
-        self._set_at_import |= {
-            name: values
-            for name, values in self._set.items()
-            if name not in self._set_at_import and self._reader(name)
-        }
+        for name, values in self._set.items():
+            by = self._reader(name)
+            if by and self._set_at_import.setdefault(name, values) != values:  # on another rank than 0
+                problems.append(f"{os.fsdecode(name)} was set otherwise than before, which {by} keeps")
         now = self._values()
         for name in {name for name, _ in now.items() ^ self._known.items()}:
             for_python, for_c = self._known.get(name, (None, None))
@@ -99,7 +99,6 @@ class Environment:
             if for_python is not None:
                 dict.__setitem__(self._environ._data, name, for_python)
         self._set, self._set_later = {}, set()
-        self._is_used = True
         return problems
 
     def _values(self) -> dict[bytes, tuple[bytes | None, bytes | None]]:
@@ -108,33 +107,32 @@ class Environment:
         return {name: (for_python.get(name), for_c.get(name)) for name in for_python | for_c}
 
     def _reader(self, name: bytes) -> str:
-        """Return a library, loaded since the first trial, that reads a variable; empty if none does."""
+        """Return a library of this or, during a trial, an earlier trial that reads a variable; or nothing."""
         if name in self._readers:
             return self._readers[name]
-        new = sorted(_shared_libraries() - self._libraries)
-        return next((os.path.basename(path) for path in new if _contains(path, name)), "")
+        return next((os.path.basename(path) for path in sorted(self._loaded) if _contains(path, name)), "")
 
-    def _refuse(self, name: bytes) -> None:
-        raise RuntimeError(
-            f"{os.fsdecode(name)} was set otherwise in an earlier trial of this process, in which "
-            f"{self._reader(name)} read it"
-        )
+    def _refuse_if_read(self, name: bytes) -> None:
+        if by := self._reader(name):
+            raise RuntimeError(
+                f"{os.fsdecode(name)} was set otherwise in the trial of this process in which {by} read it"
+            )
 
     def _record_read(self, name: bytes) -> None:
         if self._reads is not None:
             self._reads.add(name)
 
     def _record_write(self, name: bytes, value: bytes | None) -> None:
-        if self._reads is not None or not _is_called_by_user():
-            return
         live = session.current()
+        if self._reads is not None or not _is_called_by_user(live.own_package if live is not None else ""):
+            return
         is_new = value not in self._set.get(name, ())
         if live is None or live.has_reported:
             self._set_later |= {name} if is_new else set()
             return
         self._set.setdefault(name, set()).add(value)
-        if self._is_used and value not in self._set_at_import.get(name, ()) and self._reader(name):
-            self._refuse(name)
+        if live.rank_info.rank == 0 and value not in self._set_at_import.get(name, ()):
+            self._refuse_if_read(name)
 
 
 def _observe(values: dict[bytes, bytes], on_read: Callable[..., None], on_write: Callable[..., None]) -> Any:
@@ -156,7 +154,7 @@ def _observe(values: dict[bytes, bytes], on_read: Callable[..., None], on_write:
     return Observed(values)
 
 
-def _is_called_by_user() -> bool:
+def _is_called_by_user(own_package: str) -> bool:
     frame: Any = sys._getframe(2)
     while frame and frame.f_globals.get("__name__") in (
         "os",
@@ -165,7 +163,10 @@ def _is_called_by_user() -> bool:
         __name__,
     ):
         frame = frame.f_back
-    return frame is not None and not is_installed(frame.f_code.co_filename)
+    if frame is None:
+        return False
+    is_own = top_level(frame.f_globals.get("__name__", "")) == own_package
+    return is_own or not is_installed(frame.f_code.co_filename)
 
 
 def _variables_of_c() -> dict[bytes, bytes]:

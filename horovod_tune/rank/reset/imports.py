@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 _INSTALLED = tuple(
     os.path.realpath(path) + os.sep
     for path in {
-        *sysconfig.get_paths().values(),
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
         *site.getsitepackages(),
         os.path.dirname(os.__file__),
         os.path.join(os.path.dirname(__file__), os.pardir, os.pardir),
     }
-    if path and os.path.isabs(path) and len(path) > 1 and os.path.basename(path) not in ("bin", "scripts")
+    if path and os.path.isabs(path) and len(path) > 1
 )
 
 # Functions whose effect on the process can be neither detected nor undone.

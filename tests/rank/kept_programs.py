@@ -219,6 +219,13 @@ def sets_constant_variables_for_imports_and_is_kept(config):
 
 
 @program
+def sets_a_variable_that_torch_reads_at_its_first_use(config):
+    if config["number"] == 0:
+        os.environ["ONEDNN_VERBOSE"] = "1"
+    return os.environ.get("ONEDNN_VERBOSE") == ("1" if config["number"] == 0 else None)
+
+
+@program
 def sets_a_variable_once_and_catches_errors(config):
     import matplotlib
 

@@ -22,6 +22,8 @@ from horovod_tune.session import session
 # Set by this package, to different values in each world; without the prefix HOROVOD_.
 _RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
 _RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
+# What torch's libraries read at their first use, which may be in a trial.
+_READ_BY_TORCH = (b"ONEDNN_", b"DNNL_", b"MKL_", b"CUBLAS_", b"CUDNN_", b"CUDA_", b"NVIDIA_", b"PYTORCH_")
 
 
 def horovod_settings() -> set[tuple[str, str]]:
@@ -48,6 +50,7 @@ class Environment:
         self._set_later: set[bytes] = set()
         # The same as `_set`, of the trial whose import has read a variable.
         self._set_at_import: dict[bytes, set[bytes | None]] = {}
+        self._is_used = False
         observed = _observe(dict(vars(os.environ)["_data"]), self._record_read, self._record_write)
         vars(os.environ)["_data"] = vars(os.environb)["_data"] = observed
 
@@ -98,7 +101,7 @@ class Environment:
             dict.pop(self._environ._data, name, None)
             if for_python is not None:
                 dict.__setitem__(self._environ._data, name, for_python)
-        self._set, self._set_later = {}, set()
+        self._set, self._set_later, self._is_used = {}, set(), True
         return problems
 
     def _values(self) -> dict[bytes, tuple[bytes | None, bytes | None]]:
@@ -108,12 +111,12 @@ class Environment:
 
     def _reader(self, name: bytes) -> str:
         """Return a library of this or, during a trial, an earlier trial that reads a variable; or nothing."""
-        if name in self._readers:
-            return self._readers[name]
+        if name in self._readers or name.startswith(_READ_BY_TORCH):
+            return self._readers.get(name, "torch")
         return next((os.path.basename(path) for path in sorted(self._loaded) if _contains(path, name)), "")
 
     def _refuse_if_read(self, name: bytes) -> None:
-        if by := self._reader(name):
+        if self._is_used and (by := self._reader(name)):
             raise RuntimeError(
                 f"{os.fsdecode(name)} was set otherwise in the trial of this process in which {by} read it"
             )

@@ -72,13 +72,17 @@ def test_numbers_of_numpy_and_torch_become_pythons():
             "list": [torch.tensor(1), 2],
             "text": "abc",
             "none": None,
+            "f128": numpy.longdouble(0.5),
+            "c256": numpy.array(numpy.clongdouble(0.5j)),
         }
     )
     assert plain == {
         "f32": 0.5, "i64": 3, "flag": True, "zero_d": 2.5, "tensor": 0.25, "one": 4,
         "nested": {"a": 1.0}, "list": [1, 2], "text": "abc", "none": None,
+        "f128": 0.5, "c256": 0.5j,
     }  # fmt: skip
     assert [type(plain[name]) for name in ("f32", "i64", "flag", "zero_d")] == [float, int, bool, float]
+    assert [type(plain[name]) for name in ("f128", "c256")] == [float, complex]
     assert type(plain["nested"]["a"]) is float and type(plain["list"][0]) is int
 
 

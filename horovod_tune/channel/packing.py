@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import msgpack
@@ -50,11 +51,13 @@ def _pack_more(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_TUPLE, pack(list(value)))  # type: ignore[arg-type]
     if type(value) is int:  # of more than 64 bits
         return msgpack.ExtType(_INTEGER, str(value).encode())
-    dtype = getattr(value, "dtype", None)
-    if hasattr(value, "tobytes") and dtype is not None and not dtype.hasobject:
-        return msgpack.ExtType(_ARRAY, pack([dtype.str, list(value.shape), value.tobytes()]))  # type: ignore[arg-type]
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and (type(value) is numpy.ndarray or isinstance(value, numpy.generic))
+    # Structured arrays, and subclasses such as masked arrays, are more than a type's name and bytes.
+    if is_array and value.dtype.kind != "V" and not value.dtype.hasobject:
+        return msgpack.ExtType(_ARRAY, pack([value.dtype.str, list(value.shape), value.tobytes()]))  # type: ignore[arg-type]
     raise MetricsError(
-        "a rank can send only numbers, text, bytes, None, and lists, tuples, dicts and NumPy arrays "
+        "a rank can send only numbers, text, bytes, None, and lists, tuples, dicts and plain NumPy arrays "
         f"of them, got {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
     )
 

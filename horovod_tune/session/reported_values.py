@@ -105,9 +105,10 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
         return value.item()
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.ndim == 0:
-        # An array of objects may contain anything; `item()` of a longdouble is a longdouble again.
-        item = value.item()
-        return item if isinstance(item, numpy.generic) else _plain_value(name, item, depth)
+        item = value.item()  # of a longdouble, again a longdouble; of an array of objects, anything
+        if isinstance(item, (numpy.longdouble, numpy.clongdouble)):
+            item = float(item) if isinstance(item, numpy.longdouble) else complex(item)
+        return _plain_value(name, item, depth)
     try:
         pickle.dumps(value)
     except Exception as error:  # a user's __reduce__ may raise anything

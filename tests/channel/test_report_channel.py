@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 
 from horovod_tune.channel.report_channel import MAX_REPORT_BYTES, CoordinatorChannel, Listener, RankChannel
@@ -68,8 +69,9 @@ def test_what_does_not_fit_is_left_to_the_other_way(ends: tuple[CoordinatorChann
     nested: dict[str, Any] = {}
     for _ in range(2000):
         nested = {"deeper": nested}
-    for metrics in ({"when": datetime.date(2026, 1, 1)}, {"x": b"1" * MAX_REPORT_BYTES}, nested):
-        assert not rank.report(1, Report(1, metrics))
+    structured, masked = numpy.zeros(2, "i4,f8"), numpy.ma.array([1, 2], mask=[0, 1])
+    for value in (datetime.date(2026, 1, 1), b"1" * MAX_REPORT_BYTES, nested, structured, masked):
+        assert not rank.report(1, Report(1, {"x": value}))
     assert not channel.acknowledge(1, 1, CheckpointPlace("bucket/path", filesystem=object()))
     assert channel.receive() == []
 

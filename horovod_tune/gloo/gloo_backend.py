@@ -54,20 +54,21 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
         placement_group,
         node_id=node_id,
         make_backend=HorovodWorld,
-        rendezvous=HorovodRendezvous(spec),
+        rendezvous=HorovodRendezvous(spec, node_id),
     )
 
 
 class HorovodRendezvous(WorldRendezvous):
-    """Horovod's HTTP rendezvous, in this process."""
+    """Horovod's HTTP rendezvous, in this process on the node ``node_id``."""
 
-    def __init__(self, spec: TrialSpec) -> None:
+    def __init__(self, spec: TrialSpec, node_id: str) -> None:
         self._spec = spec
+        self._node_id = node_id
         self._rendezvous: Rendezvous | None = None
 
     def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
-        single_host = len({each.info.node_id for each in ranks}) == 1
-        self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
+        all_here = {each.info.node_id for each in ranks} == {self._node_id}
+        self._rendezvous = Rendezvous("127.0.0.1" if all_here else ray.util.get_node_ip_address())
         return [
             horovod_environment(
                 each.rank_info,

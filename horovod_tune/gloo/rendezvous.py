@@ -79,7 +79,7 @@ class Rendezvous:
     """A running rendezvous; `close()` ends it, and so does the end of its process.
 
     Args:
-        host: the address to listen on: the loopback if all ranks share a host, otherwise the address that
+        host: the address to listen on: the loopback if all ranks are on this host, otherwise the address that
             the other hosts use for this one.
     """
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import ray
 
 from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.errors import StartFailed
@@ -19,13 +20,13 @@ INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
 
 @pytest.fixture
 def assign() -> Any:
-    """Return rank 0's assignment in a world of two ranks on this host."""
+    """Return rank 0's assignment in a world of two ranks on one host, by default the coordinator's."""
     launchers = []
 
-    def assign(**settings: Any) -> Assignment:
+    def assign(node: str = "a", **settings: Any) -> Assignment:
         launchers.append(gloo_backend.launcher(make_spec(num_slots=2, **settings), None, node_id="a"))  # type: ignore[arg-type]
         facts = [
-            WorkerInfo("a", "10.0.0.5", "host", 7 + each, 0.0, (str(each),), interfaces=INTERFACES)
+            WorkerInfo(node, "10.0.0.5", "host", 7 + each, 0.0, (str(each),), interfaces=INTERFACES)
             for each in (0, 1)
         ]
         return launchers[-1].assign([None, None], facts)[0]
@@ -62,6 +63,16 @@ def test_a_rank_with_a_gpu_gets_settings_for_nccl(
 def test_a_rank_without_a_gpu_gets_no_settings_for_nccl(assign: Any) -> None:
     assignment = assign(nics="ib0")
     assert "NCCL_SOCKET_IFNAME" not in assignment.environment | assignment.defaults
+
+
+@pytest.mark.parametrize(("node", "address"), [("a", "127.0.0.1"), ("b", "127.0.0.2")])
+def test_the_rendezvous_can_be_reached_from_the_ranks_host(
+    assign: Any, monkeypatch: pytest.MonkeyPatch, node: str, address: str
+) -> None:
+    """The coordinator's host may have lost all ranks of an elastic trial."""
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.2")
+    environment = assign(node).environment
+    assert environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"].startswith(f"{address}:")
 
 
 def test_interfaces_that_do_not_exist_are_an_error_with_those_that_do(assign: Any) -> None:

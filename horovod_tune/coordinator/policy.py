@@ -69,6 +69,7 @@ class WorldStatus:
         left: members that have left the world and wait for the next one.
         ready: workers that have started and wait to join.
         elapsed_s: seconds since the world began to change.
+        waited_s: seconds since then, or since the last loss during the change.
         has_returned: True if the training function has returned on some rank.
         has_stalled: True if a rank left because of a collective that not all ranks entered.
         worlds_without_report: how many worlds in a row broke before anything was reported.
@@ -79,6 +80,7 @@ class WorldStatus:
     left: int = 0
     ready: int = 0
     elapsed_s: float = 0.0
+    waited_s: float = 0.0
     has_returned: bool = False
     has_stalled: bool = False
     worlds_without_report: int = 0
@@ -117,7 +119,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     <Action.WAIT: 1>
     >>> decide(WorldStatus(members=1, lost=2, left=1, ready=1), elastic)
     <Action.REFORM: 2>
-    >>> decide(WorldStatus(members=1, lost=2, left=1, elapsed_s=31.0), elastic).reason[:21]
+    >>> decide(WorldStatus(members=1, lost=2, left=1, waited_s=31.0), elastic).reason[:21]
     '1 rank(s) are left, m'
     """
     if now.lost and (not limits.is_elastic or now.has_returned or not now.members):
@@ -130,7 +132,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
         return Fail(f"More than {WORLDS_WITHOUT_REPORT} worlds in a row broke before a report.")
     if limits.can_continue_with(now.members + now.ready):
         return Action.REFORM
-    if now.elapsed_s <= limits.wait_s:
+    if now.waited_s <= limits.wait_s:
         return Action.WAIT
     return Fail(
         f"{now.members} rank(s) are left, min_workers={limits.min_workers}, and too few replacements started "

@@ -76,7 +76,7 @@ class Slots:
         return [worker for worker in self._joining if worker.info is not None]
 
     def restart_later(self, worker: Worker) -> None:
-        """Replace a worker that died before it joined a world; the new actor starts after a delay."""
+        """Replace a worker that died or was unsuitable before it joined a world; the new one starts later."""
         if worker not in self._joining:
             return
         self._joining.remove(worker)

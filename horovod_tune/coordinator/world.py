@@ -34,13 +34,14 @@ from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 class _Change:
     """A change of the world that is in progress."""
 
-    # By the monotonic clock.
+    # By the monotonic clock: when it began, and when the last member was lost since.
     began: float
+    waits_since: float
     reasons: list[str]
     # The members that have left the world.
     left: set[Worker] = field(default_factory=set)
     lost: list[Failed] = field(default_factory=list)
-    # The last error with which a rank left.
+    # The last error with which a rank left or the next world could not be formed.
     error: str = ""
     # A rank that waited in a collective that not all ranks entered.
     stalled: Failed | None = None
@@ -178,15 +179,20 @@ class World:
             if worker.running and not worker.is_polled:
                 worker.poll(self._events, self.limits.heartbeat_s)
 
-    def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> None:
-        """Wait until each worker has replied to its call; those that do not reply in time are lost."""
+    def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> bool:
+        """Wait until each worker has replied to its call; those that do not reply in time are lost.
+
+        Returns True if none is lost.
+        """
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
-        for worker, reply in zip(workers, replies_to(calls, timeout_s), strict=True):
+        replies = replies_to(calls, timeout_s)
+        for worker, reply in zip(workers, replies, strict=True):
             if isinstance(reply, GetTimeoutError):
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"did not reply within {timeout_s:g} s")
             elif isinstance(reply, RayError):
                 self.record_death(worker, reply)
+        return not any(isinstance(reply, RayError) for reply in replies)
 
     def record_death(self, worker: Worker, error: RayError) -> None:
         """Handle the loss of a worker whose actor is dead, according to Ray."""
@@ -216,6 +222,7 @@ class World:
             if not self._change.lost:
                 self._change.reasons.clear()  # this loss is why others lost contact
             self._change.reasons.append(reason)
+            self._change.waits_since = time.monotonic()
             self._break_world()
         assert self._change is not None
         self._change.lost += lost
@@ -246,6 +253,7 @@ class World:
             left=len(change.left),
             ready=ready,
             elapsed_s=time.monotonic() - change.began,
+            waited_s=time.monotonic() - change.waits_since,
             has_returned=bool(self.returned),
             has_stalled=change.stalled is not None,
             worlds_without_report=self._worlds_without_report + bool(change.lost or change.error),
@@ -280,7 +288,7 @@ class World:
         match decide(self._status(change, len(ready)), self.limits):
             case Fail(reason=reason):
                 if change.error and reason:
-                    reason += f" The last error of a rank was: {change.error}"
+                    reason += f" The last error was: {change.error}"
                 stalled = [change.stalled] if change.stalled is not None else []
                 self._fail(change.lost or stalled, reason)
             case Action.REFORM:
@@ -300,7 +308,8 @@ class World:
                             worker.request_reply(every_s=self.limits.prompt_s / 2)
 
     def _begin_change(self, reason: str) -> None:
-        self._change = _Change(time.monotonic(), [reason])
+        now = time.monotonic()
+        self._change = _Change(now, now, [reason])
         if self._without_world_since is None:
             self._without_world_since = self._change.began
         self._break_world()
@@ -339,8 +348,14 @@ class World:
             # The oldest member becomes rank 0: it has the last commit.
             assigned = self._assign_ranks(workers, first_node=workers[0].info.node_id)
         except StartFailed as error:
-            change.reasons.append(str(error))
-            self._await(workers, [worker.actor.describe.remote() for worker in workers], self.limits.prompt_s)
+            change.error = str(error)
+            change.reasons.append(change.error)
+            calls = [worker.actor.describe.remote() for worker in workers]
+            if self._await(workers, calls, self.limits.prompt_s):  # a host is unsuitable
+                if joining:
+                    self.slots.restart_later(joining[-1])  # and try without it
+                else:
+                    self._fail(change.lost, change.error)
             return
         # The next world has new channels. A report in transit is lost without harm: since it was not
         # acknowledged, the function makes it again.
@@ -368,7 +383,7 @@ class World:
         if self._change is not None:
             self._break_world()  # again: workers that had not begun ignored the first `break_world`
         self.poll_all()
-        self.changes.append("; ".join(change.reasons))
+        self.changes.append("; ".join(dict.fromkeys(change.reasons)))
 
     def _reason_of_leaving(self, first: Worker) -> str:
         """Return the reason for a change without a loss; ``first`` is the first worker that left."""

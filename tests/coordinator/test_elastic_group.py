@@ -113,18 +113,24 @@ def test_fewer_than_min_workers_wait_for_others_and_then_fail(make: Callable[...
     assert raised.value.lost_nodes == ("node 1",)
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 def test_a_trial_continues_when_a_worker_starts_while_too_few_wait(
-    make: Callable[..., FakeTrial],
+    make: Callable[..., FakeTrial], hangs: bool
 ) -> None:
     trial = make(2, min_workers=2, max_workers=2, cluster_is_full=True)
-    trial.world[1].die()
+    if hangs:  # it is lost, and replaced, only after `TIMEOUT_S`
+        del trial.world[1].replies["break_world"]
+        trial.world[0].leave_world()
+    else:
+        trial.world[1].die()
+    lost_s = TIMEOUT_S if hangs else 0.0
 
     def make_room() -> None:
         trial.launcher.cluster_is_full = False
         trial.launcher.all_actors[-1].die()  # which never started; another takes its slot
 
-    trial.clock.call_later(WAIT_S / 2, make_room)
-    trial.clock.call_later(WAIT_S / 2 + 5, lambda: trial.report_in(0))
+    trial.clock.call_later(lost_s + WAIT_S / 2, make_room)
+    trial.clock.call_later(lost_s + WAIT_S / 2 + 5, lambda: trial.report_in(0))
     assert trial.group.next_event() == Report(1, {"size": 2})
 
 
@@ -267,6 +273,29 @@ def test_a_worker_that_dies_just_before_it_joins_is_replaced(make: Callable[...,
     trial.world[1].die()
     while trial.next_report().metrics != {"size": 3}:
         assert trial.reports < 20
+
+
+@pytest.mark.parametrize(("slot", "min_workers"), [(1, 1), (1, 4), (0, 1)])
+def test_a_trial_continues_or_fails_if_a_host_is_unsuitable(
+    make: Callable[..., FakeTrial], slot: int, min_workers: int
+) -> None:
+    trial = make(4, min_workers=min_workers, max_workers=4, cluster_is_full=slot == 0)
+    assign, text = trial.launcher.assign, "nics=['ib0'] names no interface of the host"
+
+    def refuse(workers: Sequence[Any], infos: Any, **options: Any) -> Any:
+        if any(worker.slot == slot for worker in workers):
+            raise StartFailed(text)
+        return assign(workers, infos, **options)
+
+    trial.launcher.assign = refuse
+    trial.world[1].die()
+    trial.world[2].die()
+    if min_workers == 4 or slot == 0:  # the host is needed
+        assert text in trial.error()
+        return
+    while trial.next_report().metrics != {"size": 3}:
+        assert trial.reports < 5
+    assert text in trial.group.world.changes[0]
 
 
 def test_a_slot_whose_actors_die_at_the_start_is_retried_less_and_less_often(

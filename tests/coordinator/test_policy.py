@@ -17,7 +17,7 @@ def changes(elapsed_s: float) -> Iterator[tuple[WorldStatus, Limits]]:
     ):
         if left <= members:
             limits = Limits(60.0, min_workers=min_workers, max_workers=8, wait_s=60.0)
-            now = WorldStatus(members, lost, left=left, ready=ready, elapsed_s=elapsed_s)
+            now = WorldStatus(members, lost, left=left, ready=ready, elapsed_s=elapsed_s, waited_s=elapsed_s)
             yield now, limits
 
 

@@ -27,11 +27,11 @@ from horovod_tune.session.reported_values import MAX_DEPTH, plain_metrics
 from horovod_tune.session.session import Session, StopTraining
 
 
-def make_session(rank=0):
+def make_session(rank=0, fetch=lambda place: place):
     request = TrialRequest("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
     sent = []
     world = RankInfo(rank, 2, rank, 2, 0, 1)
-    return Session(request, world, send=sent.append, fetch=lambda place: place), sent
+    return Session(request, world, send=sent.append, fetch=fetch), sent
 
 
 @contextlib.contextmanager
@@ -292,6 +292,17 @@ def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():
         live.report({"loss": 1})
         found.append(live.get_checkpoint())
     assert [each and each.path for each in found] == [None, "/first", "/second"]
+
+
+def test_in_a_new_world_the_checkpoint_is_that_of_its_reports_and_is_fetched_again():
+    fetched = []
+    live, _ = make_session(rank=1, fetch=lambda place: fetched.append(place.path) or place)
+    for report in (1, 2, 3):  # by rank 0 only
+        live.acknowledge(report, CheckpointPlace(f"/{report}", report=report))
+    for number, reports in enumerate((2, 2, 3), 1):
+        live.join_world(live.rank_info, number=number, reports=reports, resources=b"")
+        live.get_checkpoint()
+    assert fetched == ["/2", "/2", "/3"]
 
 
 def test_a_checkpoint_that_was_made_from_a_commit_is_for_get_state_only(tmp_path):

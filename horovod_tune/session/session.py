@@ -117,13 +117,25 @@ class Session:
                 raise StopTraining
             if self._released < self.reports:
                 raise self.world_error("the world has changed while report() was waiting")
-            # Only checkpoints up to this report: a rank that lags behind rank 0 must not get a newer one than
-            # rank 0 had at the same report.
-            due = [report for report in self._stored if report <= self.reports]
-            if due:
-                self._place, self._checkpoint = self._stored[max(due)], None
-            for report in due:
-                del self._stored[report]
+            self._use_stored()
+
+    def _use_stored(self) -> None:
+        """Make the newest checkpoint the one that is stored with the newest report up to `reports`.
+
+        Not a later one: a rank that lags behind rank 0 must not get a newer one than rank 0 had at the same
+        report.
+        """
+        due = [report for report in self._stored if report <= self.reports]
+        if due:
+            self._place, self._checkpoint = self._stored[max(due)], None
+        for report in due:
+            del self._stored[report]
+
+    @property
+    def trial_has_reported(self) -> bool:
+        """True if the trial has made a report, on this or another rank, since this rank joined it."""
+        with self._condition:
+            return self.has_reported or self._released > self.request.reports
 
     def acknowledge(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Release reports up to ``index``; ``checkpoint`` is where the newest checkpoint is stored."""
@@ -173,6 +185,8 @@ class Session:
             self.rank_info, self.world_number = rank_info, number
             self.reports, self._released = reports, max(self._released, float(reports))
             self._world_is_broken = self.failed_unnoticed = False
+            self._checkpoint = None  # its copy was released when this rank left its world
+            self._use_stored()
             self._condition.notify_all()
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ from horovod_tune.gloo.horovod_world import is_collective_error
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
 from horovod_tune.session.committed_state import CommittedState, States
-from horovod_tune.session.session import Session, WorldBroken
+from horovod_tune.session.session import Session, WorldBroken, current
 
 
 class Stalled(Exception):
@@ -106,6 +106,12 @@ def say() -> None:
     report(epoch=1)
 
 
+def hear_of_another_ranks_report() -> None:
+    live = current()
+    assert live is not None
+    live.acknowledge(1)
+
+
 def keep() -> None:
     commit({"epoch": 1})
 
@@ -130,9 +136,9 @@ def test_it_is_called_again_after_a_stall(run: Any) -> None:
     assert left.stalled.startswith("Traceback") and left.stalled.endswith("Missing ranks: 1")
 
 
-def test_it_fails_if_it_has_reported_but_not_committed(run: Any) -> None:
-    reported, ending = run(Breaks(say), is_elastic=True)
-    assert isinstance(reported, Report)
+@pytest.mark.parametrize("first", [say, hear_of_another_ranks_report])
+def test_it_fails_if_the_trial_has_reported_but_not_committed(run: Any, first: Any) -> None:
+    ending = run(Breaks(first), is_elastic=True)[-1]
     assert isinstance(ending, Failed) and ending.kind is FailureKind.DISCONNECTED
 
 

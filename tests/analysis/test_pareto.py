@@ -183,7 +183,7 @@ def test_the_commands_take_limits_and_several_metrics(tmp_path, capsys):
     assert run("show", home, *more) == 0
     said = " ".join(capsys.readouterr().out.split())
     best = with_latency(40, "latency_ms <= 12").best_trial
-    assert "within latency_ms <= 12" in said and best.trial_id in said
+    assert "trials that meet latency_ms <= 12" in said and best.trial_id in said
     page = tmp_path / "page.html"
     assert run("report", home, *more, "--pareto", "accuracy=max,latency_ms=min", "-o", page) == 0
     assert "Several metrics at once" in page.read_text()

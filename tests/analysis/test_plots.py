@@ -105,8 +105,9 @@ def test_the_importances_find_what_matters_and_name_their_method():
     assert "permutation importance on a random forest (scikit-learn)" in said(figure)
     assert float(re.search(r"held-out trials: ([\d.]+)$", said(figure))[1]) > 0.8
     assert figure == plots.importance(made_experiment(200)), "the same each time"
-    assert "at least 10 trials with a value and a hyperparameter that varies; there are 4 and 5" in said(
-        plots.importance(made_experiment(4))
+    assert (
+        "at least 10 trials with a value (there are 4) and a hyperparameter that varies (there are 5)"
+        in said(plots.importance(made_experiment(4)))
     )
 
 

@@ -21,7 +21,7 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Limit, kept, value_of
+from horovod_tune.analysis.scoring import Limit, kept, known_values, value_of
 from horovod_tune.analysis.trial_details import attempts, config_changes, plain_text, report_times, spans
 from horovod_tune.errors import HorovodTuneError
 
@@ -111,9 +111,13 @@ class Analysis:
 
     def require_reported(self, metric: str) -> None:
         """Raise `MetricUnknown` if trials have reported numbers, but none of this name."""
-        if self.reported_numbers and metric not in {*self.reported_numbers, *TUNES_OWN}:
+        if self.reported_numbers and not self.is_known(metric):
             known = self._reported_text
             raise MetricUnknown(f"no trial reported a number named {metric!r}; reported: {known}")
+
+    def is_known(self, metric: str) -> bool:
+        """Return True if trials reported numbers of this name, or Tune adds them."""
+        return metric in TUNES_OWN or metric in self.reported_numbers
 
     @cached_property
     def reported_numbers(self) -> tuple[str, ...]:
@@ -139,11 +143,12 @@ class Analysis:
 
         Columns: trial (its index in `trials`), row (the report's index in the trial), iteration and time
         (Unix time in seconds; NaN if unknown), attempt, session (how many drivers of the search had started),
-        value (the metric's), known (False if the report lacks it), allowed (True if it meets the limits).
+        value (the metric's, which it keeps until it is reported again), known (False if the report lacks it),
+        allowed (True if it meets the limits).
         """
         metric, _ = self.require_metric()
         each = [trial.reports for trial in self.trials]
-        values = [value_of(report, metric) for rows in each for report in rows]
+        values = [value for rows in each for (value,) in known_values(rows, [metric])]
         times = np.concatenate([np.empty(0), *map(report_times, self.trials)])
         return pd.DataFrame(
             {
@@ -156,7 +161,7 @@ class Analysis:
                 "attempt": np.array([number for rows in each for number in attempts(rows)], dtype=int),
                 "session": np.searchsorted(self.record.sessions, times),
                 "value": np.array(values, dtype=float),
-                "known": np.array([value is not None for value in values], dtype=bool),
+                "known": np.array([value_of(row, metric) is not None for rows in each for row in rows], bool),
                 "allowed": np.array([good for rows in each for good in kept(rows, self.limits)], dtype=bool),
             }
         )
@@ -172,11 +177,10 @@ class Analysis:
         finite = reports[np.isfinite(reports["value"]) & reports["allowed"]]
         ranked = finite.sort_values("value", ascending=self.mode == "min", kind="stable")
         best = ranked.drop_duplicates("trial").set_index("trial").reindex(number)
-        known = reports[reports["known"]].drop_duplicates("trial", keep="last")
         ends = reports.drop_duplicates("trial", keep="last").set_index("trial")
         return pd.DataFrame(
             {
-                "last": known.set_index("trial")["value"].reindex(number),
+                "last": ends["value"].reindex(number),
                 "best": best["value"],
                 "best_iteration": best["iteration"].astype("Int64"),
                 "best_row": best["row"].astype("Int64"),
@@ -234,7 +238,7 @@ class Analysis:
     @cached_property
     def _costs(self) -> np.ndarray:
         """`values`, negated if higher is better; NaN if a trial does not meet the limits."""
-        if not self._scored or not {limit.metric for limit in self.limits} <= set(self.reported_numbers):
+        if not self._scored or not all(self.is_known(limit.metric) for limit in self.limits):
             return np.full(len(self.trials), math.nan)
         allowed = self.scores["allowed"] | (self.scope == "all")
         return np.where(allowed, self.values if self.mode == "min" else -self.values, math.nan)
@@ -318,8 +322,8 @@ class Analysis:
         on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
         # Ray adds a checkpoint's name to the report that came with it.
         rows = self.best_trial.rows
-        within = [row for row, is_kept in zip(rows, kept(rows, self.limits), strict=True) if is_kept]
-        measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in within}
+        each = zip(rows, known_values(rows, [metric]), kept(rows, self.limits), strict=True)
+        measured = {str(row.get("checkpoint_dir_name")): value for row, (value,), good in each if good}
         values = {name: value for name, value in sorted(measured.items()) if name in on_disk}
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         if finite:
@@ -340,7 +344,7 @@ class Analysis:
 
     @property
     def _scored(self) -> bool:
-        return self.metric is not None and self.mode is not None and self.metric in self.reported_numbers
+        return self.metric is not None and self.mode is not None and self.is_known(self.metric)
 
     def history(self) -> pd.DataFrame:
         """Return one row per report, by trial and then in the order of reporting.

@@ -19,7 +19,7 @@ def value_of(row: Mapping[str, Any], metric: str) -> float | None:
     2.0
     """
     value = nested_value(row, metric)
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float, np.integer, np.floating)):
         return None
     try:
         return float(value)
@@ -70,7 +70,7 @@ class Limit:
     bound: float
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.sense} {self.bound:g}"
+        return f"{self.metric} {self.sense} {str(self.bound).removesuffix('.0')}"
 
     def kept_by(self, value: float | None) -> bool:
         """Return True if a value meets the limit; one that is not known, or NaN, does not."""

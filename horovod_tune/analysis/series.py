@@ -42,7 +42,7 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
         xs = np.arange(1.0, len(values) + 1)
     elif against == "time":
         reports = analysis.reports
-        reports = reports[reports["known"] & reports["allowed"] & np.isfinite(reports["time"])]
+        reports = reports[reports["allowed"] & np.isfinite(reports["time"])]
         reports = reports.sort_values("time", kind="stable")
         values = reports["value"].to_numpy()
         xs = reports["time"].to_numpy() - (analysis.record.start_time or 0.0)

@@ -116,6 +116,8 @@ def test_a_front_of_missing_metrics_is_refused(metrics, message):
 def test_a_limit_is_read_as_it_is_written():
     assert parse_limit("valid/latency<20") == Limit("valid/latency", "<", 20.0)
     assert parse_limit(" a b >= -1e-3 ") == Limit("a b", ">=", -0.001)
+    for text in ("memory_bytes <= 16777216", "loss < 0.1", "steps >= -1e+22"):
+        assert str(parse_limit(text)) == text
     for text in ("latency", "latency <= fast", "<= 3", "a <= nan", "a == 3", ""):
         with pytest.raises(ValueError, match='a limit is written like "latency_ms <= 20"'):
             parse_limit(text)

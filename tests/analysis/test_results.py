@@ -12,9 +12,10 @@ import pytest
 from made_experiments import changed, made_experiment
 from pyarrow import fs as pafs
 
-from horovod_tune.analysis import analyze, results
+from horovod_tune.analysis import analyze, results, series
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.scoring import parse_limit
 from horovod_tune.analysis.trial_details import hosts_of
 
 NAN, INF = math.nan, math.inf
@@ -200,6 +201,32 @@ def test_a_metric_of_some_reports_only_is_known():
         for rows in [list(enumerate(trial.rows))]
     ]
     assert changed(analysis, metric="bleu", mode="max", trials=tuple(trials)).best_value == 0.5
+
+
+def test_tunes_own_numbers_can_be_metric_and_limit():
+    made = made_experiment(2, asha=False)
+    limits = [parse_limit("training_iteration >= 3")]
+    analysis = Analysis(made.record, made.folder, metric="time_total_s", mode="max", limits=limits)
+    assert analysis.best_value == max(trial.rows[-1]["time_total_s"] for trial in made.trials)
+    assert analysis.is_scored and "best_time_total_s" in analysis.dataframe()
+
+
+def test_with_scope_all_a_metric_keeps_its_value_until_it_is_reported_again():
+    (trial,) = made_experiment(1).trials
+    told = [{"acc": 0.9, "lat": 30}, {"lat": 10}, {"acc": 0.8}, {"acc": math.nan}]
+    rows = tuple(
+        {**row, "training_iteration": number, "timestamp": trial.start_time}
+        for number, row in enumerate(told, 1)
+    )
+    made = changed(made_experiment(1), trials=(replace(trial, rows=rows, last_result=rows[-1]),))
+    limits = [parse_limit("lat <= 20")]
+    analysis = Analysis(made.record, made.folder, metric="acc", mode="max", scope="all", limits=limits)
+    assert (analysis.best_value, analysis.best_result) == (0.9, rows[1])
+    assert analysis.scores["best_iteration"].tolist() == [2]
+    assert math.isnan(analysis.scores["last"][0])
+    assert analysis.pareto_front({"acc": "max", "lat": "min"}).dataframe()["acc"].tolist() == [0.9]
+    for against in ("time", "trials"):
+        assert series.best_so_far(analysis, against)[1][-1] == 0.9
 
 
 def test_frames_by_trial_hold_the_same_reports(experiments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -17,6 +18,8 @@ def test_a_metric_may_be_nested_or_contain_a_slash():
     assert value_of({"a": {"b": {"c": 3}}}, "a/b/c") == 3.0
     assert value_of({"a": {"b/c": 3}, "a/b": {"d": 4}}, "a/b/c") == 3.0
     assert value_of({"a": "text"}, "a") is None
+    assert value_of({"a": np.float32(0.5)}, "a") == 0.5
+    assert value_of({"a": np.int64(3)}, "a") == 3.0
 
 
 @pytest.mark.parametrize(

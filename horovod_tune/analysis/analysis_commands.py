@@ -160,6 +160,8 @@ def _export(args: argparse.Namespace, analysis: Analysis) -> int:
             export.write_csv(table, Path(args.csv))
         if args.parquet:
             export.write_parquet(table, Path(args.parquet))
+    except BrokenPipeError:  # `cli.main` ends the command
+        raise
     except OSError as error:
         _print_error(f"the export cannot be written: {error}")
         return 1

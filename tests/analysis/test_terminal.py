@@ -139,6 +139,17 @@ def test_export_writes_both_tables_in_both_formats(home, tmp_path, capsys):
     assert "--csv FILE" in capsys.readouterr().err
 
 
+def test_a_closed_pipe_is_left_to_the_command_line(home, monkeypatch):
+    def refuse(text: str) -> int:
+        raise BrokenPipeError
+
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "write", refuse)
+    monkeypatch.setattr("sys.stdout", stream)
+    with pytest.raises(BrokenPipeError):
+        run("export", home, "--csv", "-")
+
+
 def running(home: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> tuple[Analysis, list[float]]:
     """An experiment that runs for so many looks, and the seconds that were slept between them."""
     slept: list[float] = []

@@ -83,8 +83,9 @@ class Folder:
             for item in listed:
                 stays = not item.is_symlink() or self._stays_inside(item.path)
                 text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
-                modified = item.stat(follow_symlinks=False).st_mtime
-                yield Entry(text, stays and os.path.isdir(item.path), modified, text != item.name)
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    modified = item.stat(follow_symlinks=False).st_mtime
+                    yield Entry(text, stays and os.path.isdir(item.path), modified, text != item.name)
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None if there is no such file.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -92,10 +93,17 @@ def _rows(files: _TrialFiles) -> list[dict[str, Any]]:
             what = "ends in a half-written report" if half else f"line {number} is not a report"
             files.add_problem(f"result.json: {what}; that report is left out")
             continue
-        rows.append(row)
+        rows.append({name: value if name == "config" else _with_nan(value) for name, value in row.items()})
         for what in cut:
             files.add_problem(f"result.json: line {number}: {what} is left out")
     return rows
+
+
+def _with_nan(value: Any) -> Any:
+    """Return a metric, or several: Tune's encoder writes NaN of NumPy's 32-bit floats as the text "null"."""
+    if isinstance(value, dict):
+        return {name: _with_nan(inner) for name, inner in value.items()}
+    return math.nan if value == "null" else value
 
 
 def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
@@ -104,16 +112,20 @@ def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
     if not data:
         return []
     rows: list[dict[str, Any]] = []
-    for line in csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline="")):
-        row: dict[str, Any] = {}
-        for name, text in line.items():
-            if name is None or text is None or text == "":
-                continue
-            if name.startswith("config/"):
-                row.setdefault("config", {})[name.removeprefix("config/")] = _csv_value(text)
-            else:
-                row[name] = _csv_value(text)
-        rows.append(row)
+    try:
+        for line in csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline="")):
+            row: dict[str, Any] = {}
+            for name, text in line.items():
+                if name is None or text is None or text == "":
+                    continue
+                if name.startswith("config/"):
+                    row.setdefault("config", {})[name.removeprefix("config/")] = _csv_value(text)
+                else:
+                    row[name] = _csv_value(text)
+            rows.append(row)
+    except csv.Error as error:
+        where = f"report {len(rows) + 1} is not readable ({error})"
+        files.add_problem(f"progress.csv: {where}; it and those after it are left out")
     return rows
 
 

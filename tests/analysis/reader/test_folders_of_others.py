@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from made_experiments import changed, edit_state, made_experiment, written
 
 from horovod_tune.analysis import analyze
+from horovod_tune.analysis.reader import folders
+from horovod_tune.analysis.reader.folders import open_folder
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import varying_parameters
 
@@ -75,6 +78,33 @@ def test_reports_are_read_from_progress_csv_where_result_json_is_missing(home, w
     assert [row["loss"] for row in analysis.best_trial.rows] == [1.5, -0.5]
     assert analysis.best_config["lr"] == (trial.config["lr"] if with_params else 0.25)
     assert not analysis.problems
+
+
+def test_a_field_of_progress_csv_that_is_too_long_costs_the_reports_from_there_on(home):
+    folder = home / read(home).trials[2].folder_name
+    (folder / "result.json").unlink()
+    (folder / "progress.csv").write_text(f"loss,note\n1.5,short\n0.5,{'x' * 200_000}\n")
+    analysis = read(home)
+    assert [row["loss"] for row in analysis.trials[2].rows] == [1.5]
+    assert [str(problem) for problem in analysis.problems] == [
+        "abcd1_00002: progress.csv: report 2 is not readable (field larger than field limit (131072)); "
+        "it and those after it are left out"
+    ]
+
+
+def test_a_file_that_vanishes_while_its_folder_is_listed_is_left_out_alone(home, monkeypatch):
+    names, scandir = sorted(os.listdir(home)), os.scandir
+
+    def listed_before(place: str):
+        with scandir(place) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        (home / names[0]).unlink()
+        return nullcontext(entries)
+
+    monkeypatch.setattr(folders.os, "scandir", listed_before)
+    found = [entry.name for entry in open_folder(home).entries()]
+    monkeypatch.undo()
+    assert found == names[1:]
 
 
 def test_a_trial_of_an_earlier_search_that_never_reported_is_not_the_newest_ones(home):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -54,6 +55,18 @@ def test_a_broken_line_costs_that_line(home):
         "abcd1_00001: result.json: line 4 is not a report; that report is left out"
     ]
     assert len(analysis.trials[1].rows) == 26
+
+
+def test_nan_that_tune_wrote_as_text_is_nan(home):
+    """Its encoder does so with NumPy's 32-bit NaN: a diverged trial must not win by its earlier value."""
+    result = folder_of(home, 1) / "result.json"
+    first, second = map(json.loads, result.read_text().splitlines()[:2])
+    second |= {"loss": "null", "valid": {"loss": "null"}, "config": {"lr": "null"}}
+    result.write_text(f"{json.dumps(first | {'loss': -9.0})}\n{json.dumps(second)}\n")
+    analysis = read(home)
+    assert analysis.best_value == read_value(analysis) > -9.0
+    row = analysis.trials[1].rows[1]
+    assert math.isnan(row["loss"]) and math.isnan(row["valid"]["loss"]) and row["config"]["lr"] == "null"
 
 
 def test_a_lost_result_file_leaves_the_last_report(home):

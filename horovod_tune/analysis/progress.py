@@ -122,9 +122,10 @@ class Progress:
             return
         known = self.started(trial.trial_id, now, _goal(trial), _parameters(trial))
         self.reported(trial.trial_id, result, now)
-        best = (trial.metric_analysis.get(self.metric) or {}).get(self.mode)
-        if isinstance(best, (int, float)) and is_better(best, self.best_value, self.mode or "min"):
-            self.best_value, self.best_trial = float(best), trial.trial_id
+        mode = self.mode or "min"
+        best = value_of(trial.metric_analysis.get(self.metric) or {}, mode)
+        if best is not None and is_better(best, self.best_value, mode):
+            self.best_value, self.best_trial = best, trial.trial_id
         known.state = _STATES.get(trial.status, "waiting")
         known.began = now - (value_of(result, "time_total_s") or 0.0)
         known.ended = now if known.state in ("done", "failed") else None
@@ -214,10 +215,10 @@ class View:
             self.tick(progress, now)
             if event != "failed" and not event.startswith("continues"):
                 return
-        elif event in ("better", "reported"):
-            often = ("better", pause_s) if event == "better" else (trial.trial_id, self._every_s)
-            if not self._is_due(often[0], now, often[1]):
-                return
+        if event == "better" and not self._is_due("better", now, pause_s):
+            event = "reported"
+        if event == "reported" and not self._is_due(trial.trial_id, now, self._every_s):
+            return
         line = trial.text(progress.metric, now) + (" · best so far" if event == "better" else "")
         if event == "started":
             line = f"{trial.trial_id} started  {settings(trial.config)}".rstrip()
@@ -391,8 +392,9 @@ class ProgressCallback(Callback):
             self._metadata_written = True
             write_metadata(trial, {"metric": self._metric, "mode": self._mode})
         state = getattr(self._progress.trials.get(trial.trial_id), "state", "")
-        # A restored trial without a checkpoint begins again.
-        resumed = state == "paused" or (state == "waiting" and trial.checkpoint is not None)
+        # A restored or retried trial without a checkpoint begins again.
+        again = state in ("waiting", "restarting")
+        resumed = state == "paused" or (again and trial.checkpoint is not None)
         self._progress.started(trial.trial_id, time.time(), _goal(trial), _parameters(trial))
         self._show("resumed" if resumed else "started", trial.trial_id)
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from processes import run_python
 from pyarrow import fs as pafs
@@ -77,6 +78,9 @@ def test_the_best_so_far_is_shown_once_and_nan_never():
     assert not progress.reported("t1", {"loss": math.nan, "training_iteration": 2}, 14.0)
     assert progress.reported("t1", {"loss": 1.0, "training_iteration": 3}, 15.0)
     assert (progress.best_trial, progress.best_value) == ("t1", 1.0)
+    restored = earlier("t2", "PENDING", np.float32(0.75), np.float32(0.5))
+    progress.restored(restored, 16.0)
+    assert (progress.best_trial, progress.best_value) == ("t2", 0.5)
 
 
 def test_a_trials_time_left_follows_from_its_goal_and_its_pace():
@@ -128,6 +132,17 @@ def test_plain_lines_repeat_a_trial_no_more_often_than_asked():
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4, lines
     assert lines[0].endswith("best so far")
+
+
+def test_a_trial_that_improves_all_the_time_gets_its_lines_too():
+    stream = io.StringIO()
+    view, progress = plain_view(stream, every_s=30.0), going()
+    for second in range(100):
+        trial = f"t{int(second % 5 > 0)}"  # every better value that is due is t0's
+        assert progress.reported(trial, {"loss": -second, "training_iteration": second}, float(second))
+        view.show("better", progress.trials[trial], progress, float(second))
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("t1")]
+    assert len(lines) == 4, lines
 
 
 def test_a_terminal_without_rich_gets_plain_lines(monkeypatch):
@@ -189,6 +204,12 @@ def test_a_trial_that_pauses_and_continues_is_shown():
     callback.on_step_end(2, trials)
     assert "a continues after iteration 2" in stream.getvalue()
     assert "2 running ·" in callback._progress.summary(0.0)
+    for trial, checkpoint in zip(trials, (None, "/b/checkpoint_000001"), strict=True):
+        trial.checkpoint = checkpoint
+        callback.on_trial_recover(3, trials, trial)
+        callback.on_trial_start(3, trials, trial)
+    lines = stream.getvalue().splitlines()
+    assert lines[-3] == "a started  x=1" and lines[-1] == "b continues after iteration 2"
 
 
 def running(name: str) -> SimpleNamespace:

@@ -114,15 +114,22 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
     """Return each period in which a driver ran the trial: when start-up and training began, and the end.
 
     All are Unix times in seconds; `sessions` has the times at which the experiment's drivers started. A
-    period ends with the trial's last report before the next driver's start.
+    period ends with the trial's last report before the next driver's start, or before a pause of at least
+    2 s (as under HyperBand). If the trial has failed, a pause cannot be told from work that was lost.
     """
     first = start_span(trial)
     if first is None:
         return []
     begin, trained = first
     end = max(trained, trial.end_time if trial.end_time is not None else trained)
-    times, found = report_times(trial).tolist(), []
-    for session in sessions:
+    times, found, starts = report_times(trial).tolist(), [], list(sessions)
+    for report, before, time in zip(trial.reports[1:], times, times[1:], strict=False):
+        continued = report.get("iterations_since_restore") == 1 and not trial.num_failures
+        if continued and not any(before < session < time for session in sessions):
+            spent = seconds(report.get("time_this_iter_s")) or 0.0
+            again = time - spent - (seconds(report.get("start_s")) or 0.0)
+            starts += [again] if again > before + 2 else []
+    for session in sorted(starts):
         if not begin < session < end:
             continue
         stop = max((time for time in times if time < session), default=trained)

@@ -90,7 +90,7 @@ def varying_parameters(analysis: Analysis) -> list[Parameter]:
 def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
     """Return a flat configuration; a list is one value, unless its elements have their own ranges.
 
-    Addresses of objects are left out, because they differ in each trial.
+    Addresses of objects are left out, because they differ in each trial. None, as a choice, is a text.
     """
     found: dict[str, Any] = {}
     for name, value in config.items():
@@ -99,7 +99,7 @@ def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str,
             found.update({f"{name}/{place}": element for place, element in inner.items()})
         else:
             found[name] = _ADDRESS.sub("", value) if isinstance(value, str) else value
-    return found
+    return {name: "None" if value is None else value for name, value in found.items()}
 
 
 def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Parameter:

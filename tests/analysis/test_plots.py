@@ -14,6 +14,7 @@ go = pytest.importorskip("plotly.graph_objects")
 from horovod_tune.analysis import analyze, plots  # noqa: E402
 from horovod_tune.analysis.plots.style import OKABE_ITO  # noqa: E402
 from horovod_tune.analysis.results import Analysis  # noqa: E402
+from horovod_tune.analysis.scoring import parse_limit  # noqa: E402
 
 ONE_FIGURE = (
     "learning_curves",
@@ -96,6 +97,16 @@ def test_parallel_coordinates_have_every_trial_in_one_group():
     finite = np.flatnonzero(np.isfinite(analysis.values))
     assert len(told) == len(finite) == len(set(told))
     assert names(figure) == ["the rest", "to 50 %", "to 25 %", "best 10 %", "best"]
+
+
+def test_trials_outside_the_limits_are_in_the_last_group():
+    made = made_experiment(40)
+    limits = [parse_limit(f"loss > {made.best_value}")]
+    figure = plots.parallel_coordinates(
+        Analysis(made.record, made.folder, metric="loss", mode="min", limits=limits)
+    )
+    (last,) = [trace for trace in figure.data if trace.name == "the rest"]
+    assert any(text.startswith(made.best_trial.trial_id) for text in last.text)
 
 
 def test_the_importances_find_what_matters_and_name_their_method():

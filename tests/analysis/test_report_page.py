@@ -77,6 +77,19 @@ def test_the_answer_comes_first_and_can_be_copied_and_the_table_has_every_trial_
     assert "best-row" in rows[0] and analysis.best_trial.trial_id in rows[0]
 
 
+def test_truth_values_sort_as_text_and_infinity_as_a_number():
+    made = made_experiment(4)
+    trials = tuple(
+        replace(t, config={"flag": bool(t.number % 2), "clip": [1.5, math.inf, -math.inf, 2.5][t.number]})
+        for t in made.trials
+    )
+    text = render(changed(made, trials=trials, domains={}))
+    table = text[text.index("<table id=table") :]
+    heads = re.findall(r"<th scope=col( class=n)? aria-sort=none><button type=button>(\w+)</button>", table)
+    assert ("", "flag") in heads and (" class=n", "clip") in heads
+    assert 'data-v="1e+308">inf' in table and 'data-v="-1e+308">-inf' in table
+
+
 def test_configurations_with_odd_floats_and_text_survive_copying():
     config = {"a": float("inf"), "b": [float("-inf"), {"c": 'it\'s "x"\n'}], "d": None, "e": True, "f": 1e-30}
     namespace: dict[str, object] = {}

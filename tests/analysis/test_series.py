@@ -105,13 +105,15 @@ def test_without_a_recorded_space_axes_follow_from_the_values():
 def test_a_hyperparameter_that_only_some_trials_have_is_missing_in_the_others():
     analysis = made_experiment(4)
     trials = [
-        replace(t, config={"a": n} if n % 2 else {"b": True, "a": None})
+        replace(t, config={"a": n} if n % 2 else {"b": True, "c": None if n else 1.0})
         for n, t in enumerate(analysis.trials)
     ]
     found = {one.name: one for one in varying_parameters(changed(analysis, trials=tuple(trials), domains={}))}
     assert found["a"].values == (None, 1, None, 3)
     assert np.isnan(found["a"].positions[0])
     assert found["b"].categories == ("True",)
+    assert found["c"].categories == ("1", "None"), "None is a choice like any other"
+    assert found["c"].positions == pytest.approx([0.0, math.nan, 1.0, math.nan], nan_ok=True)
 
 
 def test_thinning_keeps_the_ends_and_the_extremes():
@@ -157,6 +159,20 @@ def test_a_trial_trained_in_the_sessions_and_not_between_them(resumed):
     before, after = spans(second, (START, LATER))
     assert before == (START, START, pytest.approx(START + 20, abs=1))  # Tune writes whole seconds
     assert after == (LATER + 2, LATER + 5, LATER + 25)
+
+
+def test_a_paused_trial_did_not_train():
+    rows = [
+        {"timestamp": int(START + at), "time_this_iter_s": 10.0, "time_total_s": 10.0 * number}
+        | {"iterations_since_restore": since, "start_s": 0.0}
+        for number, (at, since) in enumerate(((10, 1), (20, 2), (110, 1), (120, 2)), start=1)
+    ]
+    trial = replace(made_experiment(1).trials[0], rows=tuple(rows), start_time=START, end_time=START + 120)
+    before, after = spans(trial, (START,))
+    assert before == (START, START, pytest.approx(START + 20, abs=1))  # Tune writes whole seconds
+    assert after == (*[pytest.approx(START + 100, abs=1)] * 2, START + 120)
+    failed = replace(trial, num_failures=1)
+    assert spans(failed, (START,)) == [(START, START, START + 120)], "what was lost counts too"
 
 
 def test_the_timeline_has_the_gap_and_no_more_rows_than_ran_at_once(resumed):

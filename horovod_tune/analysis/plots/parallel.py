@@ -41,7 +41,7 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     low, high, _ = robust_limits(values[known], mode)
     of_metric = np.clip((values - low) / (high - low), 0, 1)
     heights = np.column_stack([*map(_heights, found), of_metric])
-    ranked = known[np.argsort(values[known] if mode == "min" else -values[known], kind="stable")]
+    ranked = np.array([trial for trial in analysis.ranked if np.isfinite(values[trial])])
     texts = style.hover_texts(analysis)
     made = style.figure("Parallel coordinates", f"{len(known):,} trials · orange: the best")
     alpha = float(np.clip(100 / len(known), 0.15, 0.9))

@@ -51,7 +51,7 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    if pareto is None and set(analysis.record.front) <= set(analysis.reported_numbers):
+    if pareto is None and all(map(analysis.is_known, analysis.record.front)):
         pareto = analysis.record.front
     front = analysis.pareto_front(pareto) if pareto else None
     varying = varying_parameters(analysis) if analysis.has_best else []
@@ -197,7 +197,7 @@ def _columns(analysis: Analysis) -> list[_Column]:
     if any(ranks):
         found.append(column("ranks", ranks, str))
     for one in varying_parameters(analysis):
-        numeric = one.kind == "numeric" or all(isinstance(v, (int, float, type(None))) for v in one.values)
+        numeric = one.kind == "numeric" or all(type(v) in (int, float, type(None)) for v in one.values)
         found.append(column(one.name, one.values, _short if numeric else None))
     if any(trial.error is not None for trial in trials):
         found.append(column("error", [error_line(trial.error) for trial in trials]))
@@ -209,7 +209,9 @@ def _cell(value: Any, shown: Callable[[Any], str] | None) -> tuple[str, str]:
         return "", ""
     if shown is None:
         return text_of(value)[:300], ""
-    return shown(value), f"{value:.9g}" if isinstance(value, float) else str(value)
+    # The page cannot parse "inf", nor subtract infinity from itself.
+    exact = f"{min(max(value, -1e308), 1e308):.9g}" if isinstance(value, float) else str(value)
+    return shown(value), exact
 
 
 def _short(value: Any) -> str:

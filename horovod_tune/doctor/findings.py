@@ -124,17 +124,17 @@ def _horovod(info: NodeInfo) -> Iterator[Finding]:
         what = 'Horovod is not installed: trials need backend="torch" (or a TPU).'
         yield warning("horovod", what, INSTALL)
         return
-    built_for = horovod.built_for_torch
+    built_for, install = horovod.built_for_torch, _install(horovod.version)
     if torch is not None and built_for not in (None, torch.version):
         what = f"compiled for torch {built_for}, but torch {torch.version} is installed."
-        yield problem("horovod", f"Horovod {horovod.version} was {what}", INSTALL)
+        yield problem("horovod", f"Horovod {horovod.version} was {what}", install)
     elif horovod.error is not None:
         what = f"Horovod {horovod.version} cannot be imported: {horovod.error}"
-        yield problem("horovod", what, f"{INSTALL} --force")
+        yield problem("horovod", what, f"{install} --force")
     elif "horovod" in info.slow:
         return
     elif not horovod.gloo:
-        yield problem("horovod", "Horovod is built without Gloo.", INSTALL)
+        yield problem("horovod", "Horovod is built without Gloo.", install)
     else:
         yield from _working_horovod(info, horovod)
 
@@ -151,7 +151,12 @@ def _working_horovod(info: NodeInfo, horovod: HorovodInfo) -> Iterator[Finding]:
             "fail where a host's name resolves to a loopback address, wait for a lost rank forever, or be "
             "aborted by an unauthenticated client of its ports."
         )
-        yield warning("horovod", what, INSTALL)
+        yield warning("horovod", what, _install(horovod.version))
+
+
+def _install(version: str) -> str:
+    """Return the command that builds a Horovod such as this version."""
+    return f"{INSTALL} --gpu nccl" if version.endswith(".nccl") else INSTALL
 
 
 def _room(info: NodeInfo) -> Iterator[Finding]:
@@ -219,7 +224,7 @@ def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
             for node, version in versions.items():
                 if version != usual:
                     what = f"It has {name} {version}; {others} have {usual}."
-                    yield problem(name, what, INSTALL if name == "Horovod" else cure, node)
+                    yield problem(name, what, _install(usual) if name == "Horovod" else cure, node)
 
 
 def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -125,7 +126,8 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
     of_torch = {**found.get("torch", {}), "gpus": tuple(found.get("torch", {}).get("gpus", ()))}
     of_horovod = (horovod.version, horovod.patch_level, horovod.torch_version) if horovod else ()
-    temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    temporary = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    there_now = next(folder for folder in (temporary, *temporary.parents) if folder.exists())
     return NodeInfo(
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -142,8 +144,8 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         horovod=None if horovod is None else HorovodInfo(*of_horovod, **found["horovod"]),
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         interfaces=interfaces(),
-        temporary_folder=temporary,
-        temporary_free=shutil.disk_usage(temporary).free,
+        temporary_folder=str(temporary),
+        temporary_free=shutil.disk_usage(there_now).free,
         shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
     )
@@ -167,7 +169,8 @@ def probe(imports: str, facts: str = "{}", timeout_s: float = IMPORT_TIMEOUT_S) 
     if ran.returncode < 0:
         return {"error": f"the import was ended by signal {-ran.returncode}"}
     # Horovod prints why its library does not load, continues, and fails because of something else.
-    printed = [line.strip() for line in ran.stdout.splitlines() if line.strip()]
+    output = ran.stdout if imports.startswith("import horovod") else ""
+    printed = [line.strip() for line in output.splitlines() if line.strip()]
     raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
     return {"error": (printed or raised[-1:] or [f"exit status {ran.returncode}"])[0]}
 

@@ -60,6 +60,8 @@ class Plan:
     gpu: str = "none"
     python: str = f"{sys.implementation.cache_tag}"
     machine: str = "unknown"
+    # The chips that CUDA code is compiled for, HOROVOD_BUILD_CUDA_CC_LIST; empty for Horovod's choice.
+    cuda_chips: str = ""
 
     @property
     def local_version(self) -> str:
@@ -78,7 +80,8 @@ class Plan:
         >>> Plan("2.13.0+cpu", python="cpython-311", machine="linux-x86_64").key.split("_", 1)[1]
         'torch-2.13.0+cpu_cpython-311_linux-x86_64'
         """
-        return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}"
+        chips = f"_{self.cuda_chips.replace(',', '.')}" if self.cuda_chips else ""
+        return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}{chips}"
 
 
 def machine_tag(cpuinfo: str) -> str:

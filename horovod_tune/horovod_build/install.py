@@ -81,9 +81,12 @@ def install_horovod(request: Request) -> None:
     if torch is None:
         cure = "Horovod is compiled for the installed torch: install torch first."
         raise BuildError(f"There is no torch in {sys.prefix}. {cure}")
-    plan = Plan(torch.version, gpu=request.gpu, machine=build.machine_tag(Path("/proc/cpuinfo").read_text()))
+    machine = build.machine_tag(Path("/proc/cpuinfo").read_text())
+    chips = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "") if request.gpu == "nccl" else ""
+    plan = Plan(torch.version, gpu=request.gpu, machine=machine, cuda_chips=chips)
     present = installed_horovod()
-    is_installed = present == InstalledHorovod(plan.full_version, plan.torch_version)
+    # An installed Horovod does not state its chips.
+    is_installed = present == InstalledHorovod(plan.full_version, plan.torch_version) and not chips
     if request.install and not request.force and request.wheel_dir is None and is_installed:
         _check_installed(plan)
         return
@@ -165,7 +168,7 @@ def _check_installed(plan: Plan) -> None:
             f"Horovod {plan.full_version} is installed but does not work "
             f"(exit status {checked.returncode}):\n"
             + "\n".join(output)
-            + "\nCompile it again: horovod-tune install-horovod --force"
+            + "\nCompile it again: the same command with --force"
         )
     operations = " and ".join(name for name in ("gloo", "nccl") if name in checked.stdout)
     print(f"Horovod {plan.full_version} for torch {plan.torch_version} is installed, with {operations}.")

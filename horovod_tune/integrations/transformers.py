@@ -34,9 +34,10 @@ class TuneReporterCallback(TrainerCallback):
     `NotInTraining`, as `report()` does.
 
     Args:
-        checkpoint: if True, the Trainer saves at each evaluation, and the checkpoint goes to the trial's
-            storage with the metrics. ``trainer.train(resume_from_checkpoint=get_checkpoint().path)``
-            continues from it.
+        checkpoint: if True, the Trainer saves at each evaluation (with ``save_strategy="best"``, at each that
+            is the best so far), and the checkpoint goes to the trial's storage with the metrics. Those of
+            several ``eval_dataset`` are one report.
+            ``trainer.train(resume_from_checkpoint=get_checkpoint().path)`` continues from it.
 
     Example:
         >>> def train(config):
@@ -47,7 +48,9 @@ class TuneReporterCallback(TrainerCallback):
 
     def __init__(self, *, checkpoint: bool = False) -> None:
         self._checkpoint = checkpoint
-        self._waiting: dict[str, Any] | None = None
+        # The metrics of evaluations in train() since the last report, until the Trainer has saved or not.
+        self._waiting: dict[str, Any] = {}
+        self._is_training = False
         self._has_logged = False
 
     def on_train_begin(
@@ -59,6 +62,7 @@ class TuneReporterCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         """Raise NotSynchronised if every rank would train a model of its own."""
+        self._is_training, self._waiting = True, {}
         live = session.current()
         if live is None or not _trains_by_itself(live, args) or hasattr(args, _MARK):
             return
@@ -84,15 +88,15 @@ class TuneReporterCallback(TrainerCallback):
                 self._has_logged = True
             return control
         metrics = newest_evaluation(state.log_history)
-        # To the Trainer, each of Horovod's ranks is a world of its own, so all would save. Only rank 0 does,
-        # since the ranks may share a directory.
-        saves = self._checkpoint and (live.rank_info.rank == 0 or args.world_size > 1)
-        if not saves:
+        if not (self._checkpoint and self._is_training):
             live.report(metrics)
             return control
-        # With should_save, the Trainer saves right after its evaluation and then calls on_save.
-        self._waiting = metrics
-        control.should_save = True
+        # All ranks wait, so that they make the same reports.
+        self._waiting |= metrics
+        # With should_save, the Trainer saves right after its evaluation and then calls on_save. To it, each
+        # of Horovod's ranks is a world of its own, so all would save. Only rank 0 does, since the ranks may
+        # share a directory.
+        control.should_save |= live.rank_info.rank == 0 or args.world_size > 1
         return control
 
     def on_save(
@@ -101,17 +105,26 @@ class TuneReporterCallback(TrainerCallback):
         """Report the evaluation that this checkpoint belongs to."""
         self._report_waiting(os.path.join(str(args.output_dir), f"checkpoint-{state.global_step}"))
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Report an evaluation after which the Trainer did not save on this rank."""
+        self._report_waiting(None)
+
+    on_epoch_begin = on_step_begin
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Report an evaluation that was called by hand, after which the Trainer did not save."""
+        """Report such an evaluation after the last step."""
+        self._is_training = False
         self._report_waiting(None)
 
     def _report_waiting(self, directory: str | None) -> None:
         live, metrics = session.current(), self._waiting
-        if live is None or metrics is None:
+        if live is None or not metrics:
             return
-        self._waiting = None
+        self._waiting = {}
         # The other ranks may have no checkpoint: if Accelerate joins the ranks, only the first one saves.
         live.report(metrics, directory if live.rank_info.rank == 0 else None)
 
@@ -158,8 +171,9 @@ def distribute(trainer: Trainer) -> Trainer:
     trainer.add_callback(_BroadcastWeights())
     if rank > 0:
         trainer.args.save_strategy = "no"
-        trainer.is_world_process_zero = lambda: False  # type: ignore[method-assign]
-        trainer.state.is_world_process_zero = False
+        trainer.save_model = lambda *_, **__: None  # type: ignore[method-assign]
+        trainer.is_world_process_zero = trainer.is_local_process_zero = lambda: False  # type: ignore[method-assign]
+        trainer.state.is_world_process_zero = trainer.state.is_local_process_zero = False
     return trainer
 
 

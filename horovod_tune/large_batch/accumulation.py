@@ -102,7 +102,8 @@ class GradientAccumulator:
             bounds.number("max_norm", max_norm, more_than=0)
         self.optimizer = optimizer
         self.noise_scale = noise_scale
-        self.scaler = scaler
+        # A disabled scaler passes everything through, and skips no step.
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._max_norm, self._scheduler = max_norm, scheduler
         self._norms = GradientNorms(self._parameters()) if noise_scale else None
         self._steps = 0

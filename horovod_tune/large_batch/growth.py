@@ -23,14 +23,16 @@ class BatchGrowth:
     Args:
         policy: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth` or an object of your own. Its
             ``growth(epoch, global_batch_size, measure)`` returns the factor to multiply the batch by, the
-            same on all ranks. Its attributes whose names begin with ``_`` are saved as its state.
+            same on all ranks. Its attributes whose names begin with ``_`` are saved as its state. With
+            `decay_at_limit` it gets the batch as it would be without a limit.
         batch: The batch to grow: that of `from_config`, or one of your own.
         max_global_batch_size: The limit of growth.
         decay_at_limit: If True, the rate is divided by the part of the factor that the limit does not allow
             (Smith et al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
 
     Raises:
-        HyperparameterError: The limit is below the batch at the start.
+        HyperparameterError: The limit is below the batch at the start, and this batch does not depend on the
+            number of ranks.
     """
 
     def __init__(
@@ -41,11 +43,14 @@ class BatchGrowth:
         max_global_batch_size: int,
         decay_at_limit: bool = False,
     ) -> None:
-        bounds.count("max_global_batch_size", max_global_batch_size, batch.split.global_batch_size)
+        smallest = batch.split.global_batch_size if batch.keep == "global" else 1
+        bounds.count("max_global_batch_size", max_global_batch_size, smallest)
         self.policy = policy
         self.batch = batch
         self._limit = max_global_batch_size
         self._decay_at_limit = decay_at_limit
+        # The rate has been divided by this instead of growing the batch.
+        self._refused = 1.0
 
     def update(self, measure: Any = None) -> bool:
         """Apply the policy, between two optimiser steps; return True if the batch has grown.
@@ -54,7 +59,7 @@ class BatchGrowth:
             measure: The policy's input: a `NoiseEstimate`, an eigenvalue, or None. The same on all ranks.
         """
         size = self.batch.split.global_batch_size
-        wanted = self.policy.growth(float(self.batch.scheduler.epoch), size, measure)
+        wanted = self.policy.growth(float(self.batch.scheduler.epoch), round(size * self._refused), measure)
         bounds.count("growth", wanted)
         # More workers may have brought the batch beyond the limit; it is not shrunk in that case.
         factor = max(1, min(wanted, self._limit // size))
@@ -62,16 +67,18 @@ class BatchGrowth:
             self.batch.resize(size * factor)
         if self._decay_at_limit and factor < wanted:
             self.batch.scheduler.reduce(factor / wanted)
+            self._refused *= wanted / factor
         return factor > 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return batch and policy as plain numbers."""
+        """Return batch, policy and what the limit has refused as plain numbers."""
         policy = {name: value for name, value in vars(self.policy).items() if name.startswith("_")}
-        return {"batch": self.batch.state_dict(), "policy": policy}
+        return {"batch": self.batch.state_dict(), "policy": policy, "refused": self._refused}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, in a world of any size; load the scheduler's state first."""
         vars(self.policy).update(state_dict["policy"])
+        self._refused = state_dict.get("refused", 1.0)  # not in states of earlier versions
         self.batch.load_state_dict(state_dict["batch"])
 
 

@@ -108,7 +108,8 @@ class LargeBatchLR(LRScheduler):
             raise bounds.HyperparameterError(f"schedule must be finite and at least 0, got {got}")
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # Groups added since the last call.
             self.base_lrs.append(copy.copy(group["lr"]))
-        factor = self.scale * part * self._reduction
+        # Python's own number, since torch.load(weights_only=True) refuses a checkpoint with NumPy's.
+        factor = self.scale * float(part) * self._reduction
         return [base * factor for base in self.base_lrs]
 
     def change_batch(self, global_batch_size: int | None = None, *, steps_per_epoch: int) -> None:
@@ -138,8 +139,7 @@ class LargeBatchLR(LRScheduler):
         Raises:
             HyperparameterError: `factor` is not in (0, 1].
         """
-        bounds.number("factor", factor, more_than=0, at_most=1)
-        self._reduction *= factor
+        self._reduction *= bounds.number("factor", factor, more_than=0, at_most=1)
         self._set_rates()
 
     def state_dict(self) -> dict[str, Any]:

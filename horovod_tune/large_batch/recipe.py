@@ -105,7 +105,7 @@ class TrainingSetup:
         if self.noise_scale is not None and state_dict["noise_scale"] is not None:
             self.noise_scale.load_state_dict(state_dict["noise_scale"])
         scaler = self.accumulator.scaler
-        # States of earlier versions have no scaler, and the state of a disabled scaler is empty.
+        # States of earlier versions have no scaler, or the empty state of a disabled one.
         if scaler is not None and state_dict.get("scaler"):
             scaler.load_state_dict(state_dict["scaler"])
 

@@ -26,6 +26,7 @@ from horovod_tune.doctor.node_info import probe
 from horovod_tune.doctor.report import machine_table
 
 UNPATCHED = HorovodInfo("0.28.1", None, "2.13.0+cpu", gloo=True)
+NCCL_HOROVOD = replace(HOROVOD, version="0.28.1+ht7.nccl", nccl=True)
 
 
 def test_a_sound_machine_has_no_findings() -> None:
@@ -75,6 +76,14 @@ def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
             "ray[tune]<3,>=2.51 (installed: 2.9.0)",
             "pip install 'ray[tune]<3,>=2.51'",
         ),
+        *(
+            ({"horovod": replace(NCCL_HOROVOD, **change)}, "horovod", what, f"install-horovod{cure}")
+            for change, what, cure in [
+                ({"built_for_torch": "2.12.1"}, "compiled for torch 2.12.1", " --gpu nccl"),
+                ({"error": "undefined symbol"}, "undefined symbol", " --gpu nccl --force"),
+                ({"gloo": False}, "without Gloo", " --gpu nccl"),
+            ]
+        ),
         ({"broken": {"ray": "no protobuf"}}, "ray", "no protobuf", "pip install --force-reinstall ray"),
     ],
 )
@@ -96,6 +105,12 @@ CUDA_TORCH = TorchInfo("2.13.0+cu128", "12.8", ("NVIDIA H100",))
     ("changes", "subject", "what", "cure"),
     [
         ({"horovod": UNPATCHED}, "horovod", "lacks patches", "horovod-tune install-horovod"),
+        (
+            {"horovod": replace(NCCL_HOROVOD, patch_level="ht6")},
+            "horovod",
+            "lacks patches",
+            "install-horovod --gpu nccl",
+        ),
         ({"gpu_devices": GPU}, "torch", "is a CPU build", "--gpu nccl"),
         (
             {"gpu_devices": GPU, "torch": replace(CUDA_TORCH, version="2.13.0+cpu", gpus=())},
@@ -148,7 +163,8 @@ def test_this_machine_can_run_trials_and_its_facts_travel() -> None:
     ("program", "why"),
     [
         ("raise ImportError('no such symbol')", "ImportError: no such symbol"),
-        ("print('Extension has not been built'); import nowhere", "Extension has not been built"),
+        ("print('hello'); import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("import horovod; print('Not built'); import nowhere", "Not built"),
         ("import os; os._exit(0)", "exit status 0"),
         ("import os; os.abort()", "the import was ended by signal 6"),
         ("import sys; sys.exit(3)", "exit status 3"),
@@ -160,6 +176,15 @@ def test_an_import_that_fails_in_any_way_is_a_fact(program: str, why: str) -> No
 
 def test_an_import_that_does_not_end_in_time_is_slow() -> None:
     assert probe("import time; time.sleep(60)", timeout_s=0.1) == {"slow_s": 0.1}
+
+
+def test_a_folder_for_rays_files_that_does_not_exist_yet_is_measured_where_it_will_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod_tune.doctor.node_info.probe", lambda *_: {})
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "not" / "there"))
+    info = collect_info()
+    assert info.temporary_folder == str(tmp_path / "not" / "there") and info.temporary_free > 0
 
 
 @pytest.mark.parametrize(("value", "seen"), [("", None), ("1", "1")])

@@ -84,6 +84,12 @@ def test_a_machine_that_no_other_reaches_is_blamed_once_and_a_pair_by_itself() -
     assert [(problem.node, "from n2" in problem.what) for problem in pair] == [("n3", True)]
 
 
+def test_the_cure_for_another_horovod_is_the_build_of_the_others() -> None:
+    theirs = replace(SOUND, horovod=HorovodInfo(f"0.28.1+{PATCH_LEVEL}.nccl", PATCH_LEVEL, gloo=True))
+    found = diagnose_nodes((machine(1, info=theirs), machine(2), machine(3, info=theirs)))
+    assert [(each.node, each.cure) for each in found] == [("n2", "horovod-tune install-horovod --gpu nccl")]
+
+
 def test_a_torch_trial_needs_no_horovod() -> None:
     facts = replace(SOUND, horovod=None)
     assert Report((), diagnose_nodes((machine(1, info=facts), machine(2, info=facts)), backend="torch")).ok

@@ -144,6 +144,7 @@ def test_the_wheel_of_another_build_is_not_taken_for_ours() -> None:
         return Plan(**(given | changes)).key  # type: ignore[arg-type]
 
     changes = [{}, {"torch_version": "2.13.0"}, {"gpu": "nccl"}, {"python": "cpython-312"}, {"machine": "n"}]
+    changes += [{"gpu": "nccl", "cuda_chips": chips} for chips in ("80", "80,90")]
     assert len({key(**change) for change in changes}) == len(changes)
 
 

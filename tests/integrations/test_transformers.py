@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -16,14 +17,15 @@ from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 from horovod_tune.messages import CheckpointPlace, Report
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.processes]  # but those without a trial start no process
 
 pytest.importorskip("transformers")
+from horovod_tune.integrations import transformers  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False) -> Any:
+def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False, **options: Any) -> Any:
     """Make a Trainer of a very small GPT-2 on made-up bytes, which evaluates after every step."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -45,12 +47,12 @@ def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False) -> 
             per_device_eval_batch_size=4,
             eval_strategy="steps",
             eval_steps=1,
-            save_strategy="no",
             optim="adamw_torch",
             dataloader_pin_memory=False,
             dataloader_drop_last=True,
             report_to="none",
             disable_tqdm=True,
+            **{"save_strategy": "no", **options},
         ),
         train_dataset=rows,
         eval_dataset=rows[:8],
@@ -142,6 +144,57 @@ def test_without_a_trial_accelerates_launch_runs_the_same_script(tmp_path: Path)
     ran = run_python(*launch, script, cwd=tmp_path, timeout_s=200)
     assert "evaluated 2" in ran.stdout
     assert ran.stderr.count("this training runs outside a trial") == 1
+
+
+class Live:
+    """A rank's session of two ranks that keeps the reports: step, metrics with a loss, checkpoint."""
+
+    committed = True
+
+    def __init__(self, rank: int) -> None:
+        self.rank_info = SimpleNamespace(rank=rank, size=2)
+        self.kept: list[tuple[int, list[str], str | None]] = []
+
+    def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
+        losses = [name for name in metrics if name.endswith("_loss")]
+        self.kept.append((metrics["step"], losses, checkpoint and Path(checkpoint).name))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_reports_each_evaluation_whatever_the_trainer_saves(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(rank)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("horovod_tune.session.session.current", lambda: live)
+    best = {"save_strategy": "best", "metric_for_best_model": "a_loss", "greater_is_better": True}
+    trainer = make_trainer(3, True, use_cpu=True, learning_rate=0.1, **best)
+    setattr(trainer.args, transformers._MARK, True)  # by `distribute`, as the next line
+    trainer.args.save_strategy = "best" if rank == 0 else "no"
+    trainer.eval_dataset = {"a": trainer.eval_dataset, "b": trainer.eval_dataset}
+    trainer.train()
+    trainer.evaluate(trainer.eval_dataset["a"])
+    both = ["eval_a_loss", "eval_b_loss"]
+    assert [(step, losses) for step, losses, _ in live.kept] == [
+        (1, both),
+        (2, both),
+        (3, both),
+        (3, ["eval_loss"]),
+    ]
+    # The loss falls, so the first evaluation is the best.
+    assert [saved for *_, saved in live.kept] == ["checkpoint-1" if rank == 0 else None, None, None, None]
+
+
+def test_only_rank_0_saves_and_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("horovod_tune.session.session.current", lambda: Live(1))
+    hvd = SimpleNamespace(init=lambda: None, rank=lambda: 1, size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "horovod.torch", hvd)
+    trainer = transformers.distribute(make_trainer(1, False, use_cpu=True))
+    assert not trainer.is_local_process_zero() and not trainer.state.is_local_process_zero
+    trainer.save_model("model")
+    trainer.save_state()
+    assert not list(tmp_path.rglob("*.*"))
 
 
 def test_horovods_ranks_train_one_model_on_their_shares_of_the_data(ray_session: Any, tmp_path: Path) -> None:

@@ -142,6 +142,28 @@ def test_first_the_batch_grows_then_the_rate_decays() -> None:
     assert rates == pytest.approx([0.1, 0.04, 0.008])
 
 
+def test_a_noise_scale_beyond_the_limit_decays_the_rate_once() -> None:
+    def training() -> Training:
+        return Training(NoiseScaleGrowth(), rule="none", max_global_batch_size=64, decay_at_limit=True)
+
+    first, second = training(), training()
+    for _ in range(3):
+        first.growth.update(estimate(300))  # 8 times the batch: 2 times in the batch, 4 in the rate
+    second.scheduler.load_state_dict(first.scheduler.state_dict())
+    second.growth.load_state_dict(first.growth.state_dict())
+    for low, rate in [(300, 0.025), (600, 0.0125), (600, 0.0125)]:
+        second.growth.update(estimate(low))
+        assert second.growth.batch.split.global_batch_size == 64
+        assert second.rate == pytest.approx(rate)
+
+
+def test_a_batch_that_more_ranks_have_brought_beyond_the_limit_is_kept() -> None:
+    training = Training(FixedGrowth([1]), world_size=4, keep="local", max_global_batch_size=16)
+    training.epoch()
+    assert not training.growth.update()
+    assert training.growth.batch.split.global_batch_size == 32
+
+
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_the_state_goes_through_a_checkpoint_to_a_world_of_any_size(world_size: int) -> None:
     schedule = MultiStep([3])

@@ -53,8 +53,10 @@ def test_numbers_of_numpy_train_like_pythons() -> None:
     )
     assert found == AdamHyperparameters(1.0, (0.0, 0.75), 1e-8)
     config = {"lr": np.float64(0.1), "epochs": np.int64(4), "base_batch_size": np.int32(32)}
-    setup = from_config(torch.nn.Linear(2, 1), {**config, "global_batch_size": np.int64(64)}, num_samples=640)
+    config |= {"global_batch_size": np.int64(64), "schedule": "polynomial", "power": np.float64(2)}
+    setup = from_config(torch.nn.Linear(2, 1), config, num_samples=640)
     assert setup.optimizer.param_groups[0]["lr"] == 0.2 and setup.scheduler.scale == 2.0
+    setup.scheduler.reduce(np.float64(0.5))
     saved = io.BytesIO()
     torch.save(setup.state_dict(), saved)
     saved.seek(0)
@@ -102,7 +104,14 @@ def test_a_group_that_is_added_later_follows_the_schedule() -> None:
         assert others == [pytest.approx(3 * first)][: step - 1]
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"noise_scale": NoiseScale(every=1)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_norm": 1.0},
+        {"noise_scale": NoiseScale(every=1)},
+        {"max_norm": 1.0, "scaler": torch.amp.GradScaler("cpu", enabled=False)},
+    ],
+)
 def test_a_gradient_that_is_not_finite_is_refused_before_the_step(options: dict[str, Any]) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     each = GradientAccumulator(torch.optim.SGD([weight], lr=0.1), passes=2, local_batch_size=2, **options)

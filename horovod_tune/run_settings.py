@@ -5,14 +5,17 @@ Runs in the driver, for trainables of `DistributedTrainableCreator` only, howeve
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import cloudpickle
+import numpy as np
 from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
+from ray.tune.search.sample import Categorical
 
 from horovod_tune import ray_compat
 from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
@@ -170,7 +173,7 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: boo
     _set_time_attr(arguments.get("search_alg"), arguments.get("scheduler"))
     metric, mode = ray_compat.metric_and_mode(arguments)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials()]
-    changed = {**arguments, "callbacks": callbacks}
+    changed = {**arguments, "callbacks": callbacks, "config": _with_python_numbers(arguments.get("config"))}
     with best_effort("writing the metadata of the experiment"):
         callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
@@ -180,6 +183,20 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: boo
         with best_effort("showing the progress"):
             callbacks += _progress(callbacks, metric, mode)
     return changed
+
+
+def _with_python_numbers(space: Any) -> Any:
+    """Return a copy of a space without NumPy's numbers, for which Tune would put in references to them."""
+    if isinstance(space, (np.number, np.bool_)):
+        return space.item()
+    if type(space) is dict:
+        return {key: _with_python_numbers(value) for key, value in space.items()}
+    if type(space) in (list, tuple):
+        return type(space)(map(_with_python_numbers, space))
+    if isinstance(space, Categorical):
+        space = copy.copy(space)
+        space.categories = _with_python_numbers(list(space.categories))
+    return space
 
 
 def search_metadata(

@@ -8,10 +8,12 @@ import threading
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 from processes import run_python
 from ray import tune
 from ray._private.worker import print_to_stdstream
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.search import ConcurrencyLimiter
 
@@ -21,6 +23,7 @@ from horovod_tune.errors import MetricNotReported, SerializationError, SpecError
 from horovod_tune.ray_compat import metric_and_mode
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, search_metadata, settings_for
 from horovod_tune.search import BayesOptSearch
+from horovod_tune.search.space.search_space import SearchSpace
 from horovod_tune.trainable import is_distributed, keeps_actors
 
 pytestmark = pytest.mark.processes
@@ -149,6 +152,16 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
 
 def test_other_trainables_keep_tunes_settings(new_output):
     assert settings(ours=False, config={}) == {"config": {}}
+
+
+def test_numpy_numbers_in_a_space_stay_an_ordered_range(new_output):
+    space = {
+        "n": tune.choice(list(2 ** np.arange(4, 8))),
+        "deep": ({"bias": np.bool_(True)}, np.float32(0.5)),
+    }
+    prepared = inject_placeholders(settings(config=space)["config"], create_resolvers_map())
+    assert prepared["n"].categories == [16, 32, 64, 128] and SearchSpace(prepared).columns[0].is_ordered
+    assert prepared["deep"] == ({"bias": True}, 0.5)
 
 
 @pytest.mark.parametrize("chosen", [{"verbose": 2}, {"verbose": 0}, {"progress_reporter": object()}])

@@ -151,7 +151,7 @@ class BayesOptSearch(Searcher):
         self._unread_state: dict[str, Any] | None = None
         #: Trials that ended after `restore` and before the space was known.
         self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
-        self._space_is_restored = False
+        self._is_restored = self._space_is_restored = False
         self._warned: set[str] = set()
         self._space: SearchSpace | None = None
         if space:
@@ -169,10 +169,13 @@ class BayesOptSearch(Searcher):
     ) -> bool:
         """Adopt the tuner's metric, mode and space; return False if it has a different space.
 
-        Raises `StateFileError` if a restored search has another space.
+        Raises `StateFileError` if a restored search has another space, metric or mode.
         """
         ray_compat.draw_with(_seeding)
         if not isinstance(self._metric, list):
+            if self._is_restored:
+                own: dict[str, Any] = {"metric": self._metric, "mode": self._mode, "space": {}}
+                state_file.check_same_search(own, {}, metric, mode)
             self._metric, self._mode = metric or self._metric, mode or self._mode
         stop = spec.get("stop")
         if self._optimizer.horizon is None and isinstance(stop, Mapping):
@@ -207,7 +210,11 @@ class BayesOptSearch(Searcher):
         given: dict[Any, Any] = {}
         if self._queue:
             queued = self._queue.pop(0)
-            point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
+            given = queued.exact
+            for attempt in range(64):
+                point = queued.complete(space, self._seed + len(self._history.trials) + attempt)
+                if not self._history.counts[point]:
+                    break
         else:
             # One thread for linear algebra: the driver shares its machine with the trials, and threads that
             # wait for one another on busy cores make a suggestion of 40 ms take seconds. One thread also
@@ -359,6 +366,12 @@ class BayesOptSearch(Searcher):
                 "BayesOptSearch needs a metric and a mode, from its own arguments or the tuner's; it has "
                 f"metric={self._metric!r}, mode={self._mode!r}"
             )
+        # Not earlier, since the metric may come from the tuner. A saved search has these results.
+        if self._earlier is not None and not self._history.earlier:
+            used, message = fit_into(self._space, self._earlier, self._metric, self._time_attr)
+            self._history.earlier = used
+            logger.log(logging.INFO if used else logging.WARNING, message)
+        self._earlier = None
         return self._space
 
     def _objectives(self) -> Objectives:
@@ -376,10 +389,6 @@ class BayesOptSearch(Searcher):
         self._queue = queue
         for point, value in scored:
             self._history.add_known("given", point, value)
-        if self._earlier is not None:
-            used, message = fit_into(space, self._earlier, self._metric, self._time_attr)
-            self._history.earlier = used
-            logger.log(logging.INFO if used else logging.WARNING, message)
 
     def _load_state(self, space: SearchSpace) -> None:
         state, self._unread_state = self._unread_state, None
@@ -388,6 +397,7 @@ class BayesOptSearch(Searcher):
             return
         limits = [str(limit) for limit in self._limits]
         state_file.check_same_search(state, space.describe(), self._metric, self._mode, limits)
+        self._is_restored = True
         self._seed = state["seed"]
         self._queue = [QueuedPoint.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state)

@@ -150,7 +150,7 @@ class PromotingASHA(TrialScheduler):
         if not self._rungs.reach(trial_id, time, gain):
             return TrialScheduler.CONTINUE
         if gain == -math.inf:
-            return self._end_at_rung(trial_id)
+            return self._end_at_rung(tune_controller, trial_id)
         place, of = self._rungs.rank(trial_id)
         saves = self._saves.get(self._rungs.rung_of(trial_id))
         if not (saves or result.get(SHOULD_CHECKPOINT) or trial.checkpoint is not None):
@@ -158,7 +158,7 @@ class PromotingASHA(TrialScheduler):
                 self._rungs.waiting.remove(trial_id)
                 return TrialScheduler.CONTINUE
             if saves is False:
-                return self._end_at_rung(trial_id)
+                return self._end_at_rung(tune_controller, trial_id)
             self._tries_to_pause.append(trial_id)
             following = None
         else:
@@ -173,7 +173,8 @@ class PromotingASHA(TrialScheduler):
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> None:
         self._forget(trial.trial_id)
-        if trial.trial_id not in self._ended_at_rung:
+        _, gain = self._read(flatten_dict(dict(result or {})))
+        if trial.trial_id not in self._ended_at_rung and gain != -math.inf:
             self._finished.add(trial.trial_id)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
@@ -195,9 +196,11 @@ class PromotingASHA(TrialScheduler):
             if self._trials[trial_id].status in (Trial.PAUSED, Trial.PENDING):
                 return self._trials[trial_id]
         trials = tune_controller.get_trials()
-        for trial in trials:
-            if trial.status == Trial.PENDING:
-                return trial
+        # A paused trial that does not wait at a rung was paused to change its resources.
+        for status in (Trial.PENDING, Trial.PAUSED):
+            for trial in trials:
+                if trial.status == status and trial.trial_id not in self._rungs.waiting:
+                    return trial
         runs = self._continuing or any(trial.status == Trial.RUNNING for trial in trials)
         if runs or not self._rungs.waiting or not tune_controller.search_alg.is_finished():
             return None
@@ -219,9 +222,12 @@ class PromotingASHA(TrialScheduler):
         gain = value if self._mode == "max" else -value
         return time, gain if math.isfinite(gain) else -math.inf
 
-    def _end_at_rung(self, trial_id: str) -> str:
+    def _end_at_rung(self, controller: Any, trial_id: str) -> str:
         self._rungs.waiting.remove(trial_id)
         self._ended_at_rung.add(trial_id)
+        # It has reached the rung too, so one that waits there may now be among the best.
+        if (following := self._rungs.next()) is not None:
+            self._continue(controller, following)
         return TrialScheduler.STOP
 
     def _continue(self, controller: Any, trial_id: str) -> None:
@@ -267,7 +273,7 @@ class PromotingASHA(TrialScheduler):
     def _resume(self, controller: Any, trial: Trial) -> None:
         """Restore a trial of an interrupted search from its saved reports."""
         result = flatten_dict(trial.last_result)
-        time, _ = self._read(result)
+        time, latest = self._read(result)
         if time is None:
             return
         # By time, since a restarted trial has two reports for each step after its last checkpoint.
@@ -278,7 +284,7 @@ class PromotingASHA(TrialScheduler):
             self._rungs.reach(trial.trial_id, at, gain)
         waits = trial.trial_id in self._rungs.waiting
         self._rungs.waiting.discard(trial.trial_id)
-        if trial.status == Trial.TERMINATED and time >= self._max_t:
+        if trial.status == Trial.TERMINATED and time >= self._max_t and latest != -math.inf:
             self._finished.add(trial.trial_id)
         # If a trial reported again after its rung, it was already continued. `between` is the time from one
         # report to the next.

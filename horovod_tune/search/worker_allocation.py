@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.tune.experiment import Trial
+from ray.tune.utils import flatten_dict
 
 from horovod_tune.errors import MetricsError, SpecError
+from horovod_tune.search.history import as_number
 from horovod_tune.spec.resizing import request_for, resized, with_workers
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ class _FreeWorkers(ABC):
         if max_workers is not None and max_workers < 1:
             raise SpecError(f"max_workers must be at least 1, got {max_workers}")
         self._max_workers, self._metric, self._batch_size = max_workers, metric, batch_size
-        # Workers given to trials that Tune has not resized yet; a trial is resized only once it has paused.
+        # Workers given to trials that do not run with them yet; Tune resizes a trial only once it has paused.
         self._given: dict[str, int] = {}
 
     @abstractmethod
@@ -44,7 +47,12 @@ class _FreeWorkers(ABC):
         needs: dict[str, tuple[float, float]] = {}
         for each in {*tune_controller.get_live_trials(), trial}:
             held = resized(spec, each.placement_group_factory.bundles).world_size
-            workers[each.trial_id] = max(held, self._given.get(each.trial_id, 0))
+            given = self._given.get(each.trial_id, 0)
+            if each.status == Trial.RUNNING and held >= given:
+                self._given.pop(each.trial_id, None)
+            if each.status == Trial.PAUSED and each.trial_id not in self._given:
+                continue  # it holds no workers
+            workers[each.trial_id] = max(held, given)
             needs[each.trial_id] = self._need(each, (result if each is trial else each.last_result) or {})
         before = workers[trial.trial_id]
         cluster, step = ray.cluster_resources(), spec.num_hosts or 1
@@ -67,16 +75,18 @@ class _FreeWorkers(ABC):
 
     def _need(self, trial: Any, result: Mapping[str, Any]) -> tuple[float, float]:
         """Return a trial's need, 0 if it is not known, and the samples that one of its ranks takes."""
-        need = result.get(self._metric)
+        reported = flatten_dict(dict(result))
+        need = as_number(reported.get(self._metric))
         if need is None or math.isnan(need):
             return 0.0, 1.0
-        batch = result.get(self._batch_size, trial.config.get(self._batch_size))
-        if not isinstance(batch, (int, float)) or not batch > 0:
+        given = (flatten_dict(trial.config) | reported).get(self._batch_size)
+        batch = as_number(given)
+        if batch is None or not batch > 0:
             raise MetricsError(
                 f"{type(self).__name__}(batch_size={self._batch_size!r}) needs a metric or a hyperparameter "
-                f"of that name with the samples that one rank takes at a time, got {batch!r} in trial {trial}"
+                f"of that name with the samples that one rank takes at a time, got {given!r} in trial {trial}"
             )
-        return float(need), float(batch)
+        return need, batch
 
 
 class DistributeByNoiseScale(_FreeWorkers):

@@ -194,6 +194,9 @@ def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
     first, second = loop.start(), loop.start()
     assert first == points[0] and second is not None
     assert second["lr"] == 1e-4 and set(second) == {"lr", "momentum", "layers", "model"}
+    space = {"a": tune.randint(0, 3), "b": tune.randint(0, 8)}
+    loop = Loop(searcher(points_to_evaluate=[{"a": 1}] * 8), space, in_flight=8)
+    assert {loop.start()["b"] for _ in range(8)} == set(range(8)), "no point is repeated"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +204,7 @@ def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
     [
         ([{"lr": 1.0}], None, r"points_to_evaluate\[0\]: 'lr' must be in"),
         ([{}, {"rl": 1e-3}], None, r"points_to_evaluate\[1\]: 'rl' is not in the search space"),
+        ([{"only": "sgd"}], None, r"'only' must be one of \['adam'\], got 'sgd'"),
         ([{"model": {"constant": 8}}], None, "'model/constant' is the constant 7, got 8"),
         ([{"lr": 1e-3}], [0.1, 0.2], "evaluated_rewards must have one value for each of the 1"),
         ([{"lr": 1e-3}], [0.1], "must give every parameter"),
@@ -212,7 +216,7 @@ def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
 def test_given_points_that_do_not_fit_are_named(points: Any, rewards: Any, message: str) -> None:
     search = searcher(points_to_evaluate=points, evaluated_rewards=rewards)
     with pytest.raises(SpaceError, match=message):
-        search.set_search_properties(METRIC, "min", mixed_space())
+        search.set_search_properties(METRIC, "min", mixed_space() | {"only": tune.choice(["adam"])})
 
 
 def test_points_with_known_rewards_are_learned_and_not_run() -> None:

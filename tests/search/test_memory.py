@@ -147,6 +147,33 @@ def test_a_file_of_another_search_is_refused_with_its_reason(
         search.restore(str(path))
 
 
+@pytest.mark.parametrize("space", [None, mixed_space()])
+@pytest.mark.parametrize(("metric", "mode"), [("accuracy", "min"), (METRIC, "max")])
+def test_a_restored_search_refuses_another_metric_or_mode_of_the_tuner(
+    tmp_path: Path, metric: str, mode: str, space: Any
+) -> None:
+    BayesOptSearch(mixed_space(), METRIC, "min").save(str(tmp_path / "s"))
+    fresh = BayesOptSearch(space)
+    fresh.restore(str(tmp_path / "s"))
+    with pytest.raises(StateFileError, match="the saved search has the m"):
+        fresh.set_search_properties(metric, mode, mixed_space())
+    assert fresh.set_search_properties(METRIC, "min", mixed_space())
+
+
+def test_a_space_with_numbers_of_numpy_is_saved(tmp_path: Path) -> None:
+    space = {
+        "a": tune.randint(np.int64(0), np.int64(5)),
+        "b": tune.qrandint(16, 512, np.int64(16)),
+        "c": tune.randn(np.float32(0), 1),
+        "d": tune.uniform(np.float32(0.1), np.float64(1)),
+    }
+    search, fresh = BayesOptSearch(space, METRIC, "min"), BayesOptSearch()
+    search.suggest("t")
+    search.save(str(tmp_path / "s"))
+    fresh.restore(str(tmp_path / "s"))
+    assert fresh.suggest("u") == search.suggest("u")
+
+
 def test_a_space_with_functions_among_its_choices_is_recognised_in_another_process(tmp_path: Path) -> None:
     def make() -> Any:
         class Local:  # another address, and another identity, each time
@@ -168,19 +195,19 @@ def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:
     frame.loc[3, METRIC] = math.nan
     narrow = mixed_space() | {"lr": tune.loguniform(1e-4, 1e-2), "extra": tune.choice([1, 2])}
     with caplog.at_level(logging.INFO, logger="horovod_tune.search"):
-        Loop(searcher(analysis=frame), narrow)
+        Loop(searcher(analysis=frame), narrow).start()
     assert "0 of 20 earlier results are used" in caplog.text and "'extra' is missing" in caplog.text
     assert caplog.records[0].levelno == logging.WARNING
     caplog.clear()
     narrow.pop("extra")
     with caplog.at_level(logging.INFO, logger="horovod_tune.search"):
         search = searcher(analysis=frame)
-        Loop(search, narrow)
+        Loop(search, narrow).start()
     inside = sum(1e-4 <= lr <= 1e-2 for i, lr in enumerate(frame["config/lr"]) if i != 3)
     assert f"{inside} of 20 earlier results are used" in caplog.text
     assert f"{19 - inside} ('lr' must be in [0.0001, 0.01])" in caplog.text
     assert "1 (no finite 'loss')" in caplog.text
-    assert len(search._history.earlier) == inside and not search._history.trials
+    assert len(search._history.earlier) == inside and len(search._history.trials) == 1
 
 
 @pytest.mark.parametrize(
@@ -201,8 +228,10 @@ def test_nested_metrics_of_an_earlier_experiment_are_found(metrics: dict[str, An
 def test_the_trials_of_a_frame_of_the_analysis_count_up_to_their_last_iteration() -> None:
     """Its column is `iterations`; trials that were stopped early are no full trainings."""
     frame = table(6).assign(iterations=[1, 3, 9] * 2)
-    search = searcher(analysis=frame)
-    search.set_search_properties(METRIC, "min", mixed_space())
+    # The metric may come from the tuner.
+    search = BayesOptSearch(mixed_space(), analysis=frame)
+    search.set_search_properties(METRIC, "min", {})
+    search.suggest("t")
     assert [list(trial.curve) for trial in search._history.earlier] == [[1.0], [3.0], [9.0]] * 2
 
 
@@ -211,4 +240,5 @@ def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:
     frame = pd.DataFrame([{METRIC: 1.0, "config/opt/name": "adam", "config/opt/lr": 0.001}])
     search = searcher(analysis=frame)
     search.set_search_properties(METRIC, "min", space)
+    search.suggest("t")
     assert [trial.point for trial in search._history.earlier] == [(1.0,)]

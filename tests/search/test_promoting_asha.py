@@ -225,6 +225,48 @@ def test_with_one_rung_only_the_end_counts() -> None:
     assert {trial.epoch for trial in controller.trials} == {EPOCHS}
 
 
+def waiting_at_a_rung(*losses: float) -> tuple[Controller, list[Trial]]:
+    """Return trials that are paused at the first rung, and one more that runs."""
+    controller = Controller(0, saves=True, failures=0, nans=0)
+    controller.trials = [Trial(f"t{number}", loss) for number, loss in enumerate((*losses, 0.0))]
+    for trial in controller.trials:
+        controller.scheduler.on_trial_add(controller, trial)  # type: ignore[arg-type]
+        trial.status = "RUNNING"
+    for trial in controller.trials[:-1]:
+        assert report(controller, trial, 1, trial.quality) == "PAUSE"
+        trial.status, trial.checkpoint = "PAUSED", "saved"  # type: ignore[assignment]
+    return controller, controller.trials
+
+
+def report(controller: Controller, trial: Any, time: int, loss: float) -> str:
+    trial.last_result = {"loss": loss, "training_iteration": time, "should_checkpoint": True}
+    return controller.scheduler.on_trial_result(controller, trial, trial.last_result)  # type: ignore[arg-type]
+
+
+def test_a_trial_that_is_paused_for_other_resources_continues() -> None:
+    controller, (_, runs) = waiting_at_a_rung(1.0)
+    runs.status = "PAUSED"
+    assert controller.scheduler.choose_trial_to_run(controller) is runs
+
+
+def test_a_report_of_nan_at_a_rung_lets_the_best_third_continue() -> None:
+    controller, (best, _, runs) = waiting_at_a_rung(1.0, 2.0)
+    assert report(controller, runs, 1, math.nan) == "STOP"
+    assert controller.scheduler.choose_trial_to_run(controller) is best
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_training_that_ends_with_nan_does_not_end_those_that_wait(restored: bool) -> None:
+    controller, (best, _, runs) = waiting_at_a_rung(1.0, 2.0)
+    assert report(controller, runs, EPOCHS, math.nan) == "STOP"
+    runs.reports = [runs.last_result]
+    controller.stop_trial(runs)
+    if restored:
+        controller.interrupt()
+    controller.search_alg.set_finished()
+    assert controller.scheduler.choose_trial_to_run(controller) is best
+
+
 def test_the_best_third_continues_whenever_it_came():
     rungs = Rungs([2, 6], factor=3)
     went_on = []

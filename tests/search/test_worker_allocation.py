@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from horovod_tune.errors import MetricsError, SpecError
@@ -15,7 +16,7 @@ from horovod_tune.spec.trial_spec import TrialSpec, make_spec
 
 class FakeTrial:
     def __init__(self, name: str, spec: TrialSpec, result: dict[str, Any] | None, **config: Any) -> None:
-        self.trial_id, self.config, self.last_result = name, config, result
+        self.trial_id, self.config, self.last_result, self.status = name, config, result, "RUNNING"
         self.trainable = type("train", (), {"_spec": spec})
         self.placement_group_factory = request_for(spec.placement())
 
@@ -84,6 +85,19 @@ def test_what_is_given_to_one_is_not_given_to_another_before_tune_has_changed_th
     assert ask(allocate, first, second) is ask(allocate, second, first) is None
 
 
+def test_a_paused_trial_holds_workers_only_until_it_continues_with_those_it_was_given() -> None:
+    spec, allocate = make_spec(num_slots=1), DistributeByNoiseScale(max_workers=4)
+    paused, trial = FakeTrial("a", spec, NOISY), FakeTrial("b", spec, NOISY)
+    assert ask(allocate, paused, trial) == [3.0]
+    paused.status = "PAUSED"  # to be resized
+    assert ask(allocate, trial, paused) == [3.0]
+    for each in (paused, trial):
+        each.status, each.placement_group_factory = "RUNNING", request_for(with_workers(spec, 3).placement())
+    assert ask(allocate, trial, paused) is None
+    paused.status = "PAUSED"  # at a rung
+    assert ask(allocate, trial, paused) == [4.0]
+
+
 @pytest.mark.parametrize("result", [{}, {"noise_scale_low": None}, {"noise_scale_low": math.nan}])
 def test_a_trial_whose_noise_is_not_known_keeps_its_workers(result: dict[str, Any]) -> None:
     assert ask(DistributeByNoiseScale(), FakeTrial("a", make_spec(num_slots=1), result)) is None
@@ -92,7 +106,12 @@ def test_a_trial_whose_noise_is_not_known_keeps_its_workers(result: dict[str, An
 def test_the_batch_may_be_a_hyperparameter_and_has_to_be_there() -> None:
     spec, noisy = make_spec(num_slots=1), {"noise": 100.0}
     allocate = DistributeByNoiseScale(noise_scale="noise", batch_size="b")
-    assert ask(allocate, FakeTrial("a", spec, noisy, b=32)) == [4.0]
+    for name, batch in (("a", 32), ("b", np.int64(32))):
+        assert ask(allocate, FakeTrial(name, spec, noisy, b=batch)) == [4.0]
+    nested = DistributeByNoiseScale(noise_scale="noise", batch_size="data/b")
+    assert ask(nested, FakeTrial("a", spec, noisy, data={"b": 32})) == [4.0]
+    other = FakeTrial("b", spec, {"noise": 1e9, "data": {"b": 32}})
+    assert ask(nested, FakeTrial("a", spec, noisy, data={"b": 32}), other) is None
     for wrong in ({}, {"b": 0}, {"b": "32"}):
         with pytest.raises(MetricsError, match=r"DistributeByNoiseScale\(batch_size='b'\)"):
             ask(allocate, FakeTrial("a", spec, noisy, **wrong))

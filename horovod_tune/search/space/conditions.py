@@ -88,30 +88,36 @@ def _domains(spec: Any, path: Path) -> list[tuple[Path, Domain]]:
 def option_of(choice: Node, value: Any) -> int:
     """Return the number of the option that a value in a configuration belongs to.
 
+    A value without some of an option's parameters belongs to it if there is only one such option.
+
     Raises `SpaceError` if it belongs to none.
     """
-    for number, option in enumerate(choice.options or ()):
-        if _belongs(value, option):
-            return number
+    for partly in (False, True):
+        found = [n for n, option in enumerate(choice.options or ()) if _belongs(value, option, partly)]
+        if len(found) == 1 or (found and not partly):
+            return found[0]
     raise SpaceError(f"'{choice.shown}' must be one of {readable(choice.options or ())}, got {value!r}")
 
 
-def _belongs(value: Any, option: Any) -> bool:
+def _belongs(value: Any, option: Any, partly: bool) -> bool:
     if isinstance(option, Domain):
         if isinstance(option, Categorical) and any(_domains(o, ()) for o in option.categories):
-            return any(_belongs(value, inner) for inner in option.categories)
+            return any(_belongs(value, inner, partly) for inner in option.categories)
         parameter = parameter_of("", option)
         return parameter is None or parameter.why_invalid(value) is None
     if isinstance(option, dict):
         return (
             isinstance(value, Mapping)
-            and value.keys() == option.keys()
-            and all(_belongs(value[key], inner) for key, inner in option.items())
+            and value.keys() <= option.keys()
+            and all(
+                _belongs(value[key], inner, partly) if key in value else partly and isinstance(inner, Domain)
+                for key, inner in option.items()
+            )
         )
     if isinstance(option, (list, tuple)):
         return (
             isinstance(value, (list, tuple))
             and len(value) == len(option)
-            and all(_belongs(v, o) for v, o in zip(value, option, strict=True))
+            and all(_belongs(v, o, partly) for v, o in zip(value, option, strict=True))
         )
     return Choice([option]).why_invalid(value) is None

@@ -214,33 +214,38 @@ class SearchSpace:
         Raises `SpaceError` for an unknown name, a value outside its domain, or a changed constant.
         """
         coordinates, given, _ = self._read(config)
-        for node in self._sampled:
-            value = value_at(config, node.path, MISSING)
-            if value is not MISSING and not node.conditions:
-                given[node.path] = value
         _refuse_unknown(config, self.spec, ())
         return coordinates, given
 
     def _read(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
-        """Return a configuration's coordinates, its floats exactly as given, and the missing parameters."""
+        """Return a configuration's coordinates, the values to use exactly as given, and what is missing.
+
+        The last are modelled parameters; those values are floats and what is sampled outside the model.
+        """
         coordinates: dict[int, float] = {}
         given: dict[Path, Any] = {}
         missing: list[Node] = []
-        for index, (node, column) in enumerate(zip(self.nodes, self.columns, strict=True)):
-            if any(coordinates.get(choice) != option for choice, option in self._needs[index]):
+        chosen: dict[int, int] = {}
+        index = {id(node): number for number, node in enumerate(self.nodes)}
+        for node in self._all:
+            if not node.is_chosen(chosen):
                 continue
-            value = value_at(config, node.path, MISSING)
+            value, parameter = value_at(config, node.path, MISSING), node.parameter
             if value is MISSING:
-                missing.append(node)
+                if id(node) in index:
+                    missing.append(node)
+                    chosen[id(node)] = -1
+                continue
+            if parameter is None:
+                given[node.path] = value
                 continue
             if node.options is not None:
-                coordinates[index] = float(option_of(node, value))
-                continue
-            problem = column.why_invalid(value)
-            if problem:
+                value = chosen[id(node)] = option_of(node, value)
+            elif problem := parameter.why_invalid(value):
                 raise SpaceError(f"'{node.shown}' {problem}")
-            coordinates[index] = column.to_coordinate(value)
-            if isinstance(column, FloatRange):
+            if id(node) in index:
+                coordinates[index[id(node)]] = parameter.to_coordinate(value)
+            if isinstance(parameter, FloatRange):
                 # Converting to a coordinate and back may change the last bits; the trial must get `value`.
                 given[node.path] = float(value)
         return coordinates, given, missing
@@ -294,9 +299,11 @@ def encode(spec: Any) -> Any:
         if isinstance(sampler, Quantized):
             sampler, step = sampler.get_sampler(), sampler.q
         if isinstance(sampler, Normal):
-            return {"normal": [sampler.mean, sampler.sd, step]}
-        kind = "float" if isinstance(spec, Float) else "integer"
-        return {kind: [spec.lower, spec.upper, isinstance(sampler, LogUniform), step]}
+            kind, numbers = "normal", [sampler.mean, sampler.sd, step]
+        else:
+            kind = "float" if isinstance(spec, Float) else "integer"
+            numbers = [spec.lower, spec.upper, isinstance(sampler, LogUniform), step]
+        return {kind: [each.item() if isinstance(each, np.generic) else each for each in numbers]}
     raise TypeError(f"{type(spec).__name__} has no JSON form")
 
 

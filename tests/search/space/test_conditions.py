@@ -123,6 +123,20 @@ def test_a_value_that_is_no_option_is_named() -> None:
         SearchSpace(optimizers()).point({"opt": {"name": "adam", "lr": 0.5}, "width": 2})
 
 
+def test_a_given_point_may_have_sampled_values_and_leave_out_parameters_of_its_option() -> None:
+    sgd = {"name": "sgd", "momentum": tune.uniform(0, 1), "noise": tune.randn()}
+    space = {"opt": tune.choice([{"name": "adam", "noise": tune.randn()}, sgd])}
+    points = [{"opt": {"name": "sgd", "noise": 7.0, "momentum": 0.5}}, {"opt": {"name": "sgd"}}]
+    search = BayesOptSearch(space, METRIC, "min", points_to_evaluate=points)
+    assert search.suggest("a") == points[0]
+    config = search.suggest("b")
+    assert config is not None and set(config["opt"]) == set(sgd) and not has_domain(config)
+    with pytest.raises(SpaceError, match="'opt' must be one of"):  # it may be either option
+        SearchSpace(space).partial({"opt": {"noise": 7.0}})
+    with pytest.raises(SpaceError, match="'opt/momentum' is missing"):
+        SearchSpace(space).point({"opt": {"name": "sgd", "noise": 7.0}})
+
+
 def loss(config: dict[str, Any]) -> float:
     option = config["opt"]
     if not isinstance(option, dict) or option["name"] == "staged":
@@ -150,4 +164,5 @@ def test_an_earlier_table_of_a_conditional_space_is_a_start() -> None:
     frame["config/width"] = [2, 3]
     search = BayesOptSearch(metric=METRIC, mode="min", analysis=frame)
     assert search.set_search_properties(METRIC, "min", optimizers())
+    search.suggest("t")
     assert [trial.value for trial in search._history.earlier] == [1.0, 2.0]

@@ -143,7 +143,7 @@ class Analysis:
 
         Columns: trial (its index in `trials`), row (the report's index in the trial), iteration and time
         (Unix time in seconds; NaN if unknown), attempt, session (how many drivers of the search had started),
-        value (the metric's, which it keeps until it is reported again), known (False if the report lacks it),
+        value (the metric's newest value up to this report), known (False if this report lacks the metric),
         allowed (True if it meets the limits).
         """
         metric, _ = self.require_metric()

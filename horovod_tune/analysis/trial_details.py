@@ -115,7 +115,7 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 
     All are Unix times in seconds; `sessions` has the times at which the experiment's drivers started. A
     period ends with the trial's last report before the next driver's start, or before a pause of at least
-    2 s (as under HyperBand). If the trial has failed, a pause cannot be told from work that was lost.
+    2 s (as under HyperBand). Pauses of a trial that has failed do not count, since they look like lost work.
     """
     first = start_span(trial)
     if first is None:

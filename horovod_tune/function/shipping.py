@@ -26,9 +26,9 @@ MB = 1_000_000
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, extended to objects that it cannot pickle, or pickles by a name that ranks cannot import.
 
-    These are modules of a subclass of ModuleType (``torch.backends.cudnn``) and Horovod's functions (``from
-    horovod.torch import rank``), which this class sends by names that can be imported; and the script's
-    functions that `functools.lru_cache` wraps, which it sends as code.
+    These are modules of a subclass of ModuleType (``torch.backends.cudnn``), `os.environ` and Horovod's
+    functions (``from horovod.torch import rank``), which this class sends by names that can be imported;
+    and the script's functions that `functools.lru_cache` wraps, which it sends as code.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -135,7 +135,7 @@ class ShippedFunction:
         return pickled
 
     def modules(self) -> list[str]:
-        """Return the modules that a rank imports to unpickle the function; none for a script's function."""
+        """Return the function's module, in a list, if ranks import it by name; otherwise nothing."""
         name = getattr(unwrapped(self._function), "__module__", None)
         return [name] if name is not None and travels_by_name(name) else []
 

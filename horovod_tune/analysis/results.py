@@ -302,7 +302,10 @@ class Analysis:
 
     @property
     def best_checkpoint(self) -> Any:
-        """The best trial's best Tune `Checkpoint` (by the metric, within the limits); None if it has none."""
+        """The best trial's best Tune `Checkpoint` (by the metric, within the limits); None if it has none.
+
+        If its reports name no checkpoints, as those of plain Tune classes, it is the newest one.
+        """
         from ray.tune import Checkpoint
 
         folder = self._best_checkpoint_folder
@@ -349,10 +352,10 @@ class Analysis:
     def history(self) -> pd.DataFrame:
         """Return one row per report, by trial and then in the order of reporting.
 
-        Columns: trial_id, training_iteration, attempt (one more if the iteration does not increase), time
-        (UTC), elapsed_s since the experiment's start, then all that was reported; a metric named attempt,
-        time or elapsed_s becomes reported_…. Configurations are included as config/… if they change within
-        trials, as under PopulationBasedTraining.
+        Columns: trial_id, training_iteration, attempt (one more at each report whose iteration does not
+        increase), time (UTC), elapsed_s since the experiment's start, then all that was reported; a metric
+        named attempt, time or elapsed_s becomes reported_…. Configurations are included as config/… if they
+        change within trials, as under PopulationBasedTraining.
         """
         changing = any(map(config_changes, self.trials))
         return frames.history_frame(self.trials, self.record.start_time, changing)

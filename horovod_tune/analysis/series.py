@@ -107,7 +107,9 @@ def timeline(analysis: Analysis) -> Timeline:
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
-    """Return axis limits for the metric, and how many values lie outside them (NaN: if there are no others).
+    """Return axis limits for the metric, and how many finite values lie outside them.
+
+    If no value is finite, the number of all values is returned.
 
     The good end is always shown. Values more than three interquartile ranges beyond the worse quartile (those
     of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.

@@ -115,7 +115,8 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 
     All are Unix times in seconds; `sessions` has the times at which the experiment's drivers started. A
     period ends with the trial's last report before the next driver's start, or before a pause of at least
-    2 s (as under HyperBand). Pauses of a trial that has failed do not count, since they look like lost work.
+    2 s (as under HyperBand). If the trial has ever failed, gaps do not end a period, since work may
+    have been lost in them.
     """
     first = start_span(trial)
     if first is None:
@@ -145,8 +146,8 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     """Return when a trial's start-up and its training began (Unix time, seconds); None before its start.
 
-    Tune records when it begins to wait for reports. If the trial starts its workers in its first step, they
-    start after that time, and the first report's duration includes their start. Otherwise they start earlier.
+    Tune records when it begins to wait for reports. If the workers start in Tune's first call of `step`,
+    they start after that time, and the first report's duration includes it. Otherwise they start earlier.
     """
     if trial.start_time is None:
         return None

@@ -24,7 +24,7 @@ class NoiseEstimate(NamedTuple):
 
 
 class NoiseScale:
-    r"""Estimates :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` in each rank, from moving averages of both.
+    r"""Estimates :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` from moving averages of both.
 
     The gradient of a batch of b samples has :math:`E|g_b|^2 = |G|^2 + \mathrm{tr}\,\Sigma / b`; two batch
     sizes give unbiased estimates of both (appendix A.1, where all small batches have one size):

@@ -73,7 +73,7 @@ class Timeline:
 
 
 def timeline(analysis: Analysis) -> Timeline:
-    """Return when each trial held which rows; a row is reused as soon as its trial has ended.
+    """Return when each trial held which rows; a row is reused as soon as the period has ended.
 
     The start-up's length comes from the reports (`start_s`); without it, the length is 0. If no trial reports
     its number of ranks, each row has room for one whole trial.

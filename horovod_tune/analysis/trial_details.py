@@ -115,8 +115,8 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 
     All are Unix times in seconds; `sessions` has the times at which the experiment's drivers started. A
     period ends with the trial's last report before the next driver's start, or before a pause of at least
-    2 s (as under HyperBand). If the trial has ever failed, gaps do not end a period, since work may
-    have been lost in them.
+    2 s (as under HyperBand). If the trial has ever failed, pauses do not end a period: the trial may
+    have done work then that was lost.
     """
     first = start_span(trial)
     if first is None:

@@ -98,7 +98,10 @@ class Launcher(Protocol):
 
     @property
     def placed_workers(self) -> int:
-        """The number of slots (workers' places) in the placement group, which Ray removes as a whole."""
+        """The number of slots (workers' places) in the trial's placement group.
+
+        They cannot be released one by one, since Ray removes a group only as a whole.
+        """
 
     def release_slot(self, slot: int) -> None:
         """Release the resources of a slot beyond the trial's placement group."""

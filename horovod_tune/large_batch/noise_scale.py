@@ -26,6 +26,9 @@ class NoiseEstimate(NamedTuple):
 class NoiseScale:
     r"""Estimates :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` from moving averages of both.
 
+    G is the true gradient, and Σ the covariance of one sample's gradient; g_i is the gradient of small batch
+    i, of b_i samples, and g_B that of the whole batch, of B samples.
+
     The gradient of a batch of b samples has :math:`E|g_b|^2 = |G|^2 + \mathrm{tr}\,\Sigma / b`; two batch
     sizes give unbiased estimates of both (appendix A.1, where all small batches have one size):
 

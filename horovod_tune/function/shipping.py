@@ -24,7 +24,7 @@ MB = 1_000_000
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, extended to objects that it cannot pickle, or pickles by a name that ranks cannot import.
+    """cloudpickle, extended to objects that it cannot pickle, or pickles in a way that ranks cannot use.
 
     These are modules of a subclass of ModuleType (``torch.backends.cudnn``), `os.environ` and Horovod's
     functions (``from horovod.torch import rank``), which this class sends by names that can be imported;

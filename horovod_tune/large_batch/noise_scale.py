@@ -62,7 +62,7 @@ class NoiseScale:
         self.every = bounds.count("every", every)
         self.decay = bounds.number("decay", decay, more_than=0, less_than=1)
         self.confidence = bounds.number("confidence", confidence, at_least=0, less_than=1)
-        # Sums of the weights decay ** age, of their squares, and of weighted G = |G|², S = tr Σ, GG, GS, SS.
+        # Sums of the weights decay ** age, of their squares, and of weighted g = |G|², s = tr Σ, gg, gs, ss.
         self._sums = [0.0] * 7
 
     def update(

@@ -61,7 +61,7 @@ class FitState(NamedTuple):
 
 #: Such axes are linear (`FitState.linear`) if the log posterior density gains more than this.
 _LINEAR_LEAD = 1.0
-#: Fits to at most this many results (the second number: reports, if `timed`) start from scratch.
+#: Fits to at most this many results start from scratch. The second number is for reports (if `timed`).
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
 #: Fits to more results do so once the results have grown by this factor since the last fit from scratch.
 _FRESH_GROWTH = 1.25

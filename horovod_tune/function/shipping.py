@@ -105,7 +105,7 @@ class ShippedFunction:
 
     The function is pickled when Tune ships the trainable class, so that what it refers to may be defined
     after `DistributedTrainableCreator` is called. The coordinator receives bytes, and never imports what the
-    function needs. SerializationError is raised if these are more than ``max_bytes``.
+    function needs. `pickled` raises SerializationError if there are more than ``max_bytes``.
     """
 
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()

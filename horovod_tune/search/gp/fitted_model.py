@@ -63,7 +63,7 @@ class FitState(NamedTuple):
 _LINEAR_LEAD = 1.0
 #: Fits to at most this many results start from scratch. The second number is for reports (if `timed`).
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
-#: Fits to more results do so once the results have grown by this factor since the last fit from scratch.
+#: Fits to more do so once the kept results have grown by this factor since the last fit from scratch.
 _FRESH_GROWTH = 1.25
 #: Steps of a fit that continues an earlier one: to compare the scales, and on the scale that is used.
 _WARM_STEPS, _WARM_STEPS_BEST = 2, 6

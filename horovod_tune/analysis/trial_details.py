@@ -147,7 +147,8 @@ def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     """Return when a trial's start-up and its training began (Unix time, seconds); None before its start.
 
     Tune records when it begins to wait for reports. If the workers start in Tune's first call of `step`,
-    the start-up begins at that time, and is part of the first report's duration; otherwise it ends there.
+    the start-up begins at that time, and is part of the first report's duration. Otherwise the start-up ends
+    at that time.
     """
     if trial.start_time is None:
         return None

@@ -84,6 +84,7 @@ def test_an_experiment_of_tune_is_a_start(experiment: tune.ResultGrid, kind: str
     search = BayesOptSearch(metric=METRIC, mode="min", analysis=source)
     space = mixed_space() | {"any": tune.choice(CHOICES)} if kind != "frame" else mixed_space()
     assert search.set_search_properties(METRIC, "min", space)
+    search.suggest("first")
     assert len(search._history.earlier) == 10 - len(experiment.errors)
 
 

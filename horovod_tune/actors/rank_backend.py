@@ -84,7 +84,7 @@ class WorldRendezvous(Protocol):
     """The rendezvous of one trial's worlds, in the coordinator."""
 
     def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
-        """Open the next world's rendezvous, in place of the previous one; return each rank's environment."""
+        """Open the next world's rendezvous, instead of the previous one; return each rank's environment."""
 
     def close(self) -> None:
         """Undo `open`, so that ranks which are still entering the world get an error; may be called twice.

@@ -134,7 +134,7 @@ _MARK = "_distributed_by_horovod_tune"
 
 
 def _trains_by_itself(live: session.Session, args: TrainingArguments) -> bool:
-    """Return True if each rank's Trainer would train alone: on Horovod's ranks, without Accelerate."""
+    """Return True if each rank's Trainer would train by itself: on Horovod's ranks, without Accelerate."""
     return live.committed is not None and live.rank_info.size > 1 and args.world_size == 1
 
 

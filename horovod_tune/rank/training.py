@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import sys
@@ -16,6 +15,7 @@ import cloudpickle
 
 from horovod_tune import ray_compat
 from horovod_tune.errors import encodable, traceback_text
+from horovod_tune.function.training_function import unwrapped
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, TrialRequest
 from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
@@ -87,10 +87,7 @@ class Training:
             session.activate(self.session)
             ray_compat.install_session(self.session)
             function = cloudpickle.loads(self._function)
-            inner = function
-            while isinstance(inner, functools.partial):  # which has the module functools
-                inner = inner.func
-            self.session.own_package = str(getattr(inner, "__module__", "")).partition(".")[0]
+            self.session.own_package = str(getattr(unwrapped(function), "__module__", "")).partition(".")[0]
             self._call(function)
             ending = Finished(self.session.rank_info.rank)
         except StopTraining:

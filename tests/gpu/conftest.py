@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE not in item.path.parents:
             continue
         item.add_marker(pytest.mark.slow)
-        if missing := what_is_missing(needs_horovod="torch_distributed" not in item.path.name):
+        if missing := what_is_missing(needs_horovod="torch" not in item.name):
             item.add_marker(pytest.mark.skip(reason=missing))
 
 

@@ -119,6 +119,24 @@ def test_a_warm_trial_keeps_the_context_and_none_of_the_memory(tune_run: TuneRun
     print({"cold_s": cold["first_operation_s"], "warm_s": [each["first_operation_s"] for each in warm]})
 
 
+def leave_memory(config: dict[str, Any]) -> None:
+    import ctypes
+
+    import torch
+
+    block = torch.ones(1 << 28, device="cuda")  # 1 GB, which nothing frees
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(block))
+    report(rank_pid=os.getpid(), held=torch.cuda.memory_allocated())
+
+
+def test_a_worker_that_holds_gpu_memory_is_replaced(tune_run: TuneRun) -> None:
+    trainable = DistributedTrainableCreator(leave_memory, num_slots=1, use_gpu=True)
+    analysis = tune_run(trainable, num_samples=2, reuse_actors=True, max_concurrent_trials=1)
+    first, second = results_of(analysis)
+    assert first["rank_pid"] != second["rank_pid"]
+    assert first["held"] == second["held"] == 1 << 30
+
+
 def fail_once_after_a_checkpoint(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
     import torch

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed with NCCL; where there is one GPU, two share it.
+"""Two ranks with NCCL, which share a GPU where there is only one.
 
 NCCL refuses two ranks of a host on one GPU. So each rank here is on a "host" of its own, as NCCL_HOSTID
 names it.
@@ -26,15 +26,31 @@ TWO_RANKS_ON_ONE_GPU = True
 
 
 def creator(function: Callable[[dict[str, Any]], Any], **options: Any) -> Any:
-    settings = {"num_slots": 2, "stall_timeout_s": STALL_S, **options}
-    return DistributedTrainableCreator(function, backend="torch", use_gpu=True, **settings)
+    settings = {"num_slots": 2, "stall_timeout_s": STALL_S, "use_gpu": True, **options}
+    return DistributedTrainableCreator(function, **settings)
 
 
-def select_gpu() -> None:
+def initialize(backend: str) -> None:
     import torch
 
     os.environ["NCCL_HOSTID"] = f"host of rank {get_world().rank}"
     torch.cuda.set_device(get_world().rank % torch.cuda.device_count())
+    if backend == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+
+
+def all_reduce(tensor: Any, backend: str) -> Any:
+    """Return the sum over the ranks."""
+    if backend == "torch":
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
+        return tensor
+    import horovod.torch as hvd
+
+    return hvd.allreduce(tensor, op=hvd.Sum, name="total")
 
 
 def train(config: dict[str, Any]) -> None:
@@ -46,7 +62,7 @@ def train(config: dict[str, Any]) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     had_context = torch.cuda.is_initialized()
-    select_gpu()
+    initialize("torch")
     held = torch.cuda.memory_allocated()
 
     def new_model() -> Any:
@@ -81,8 +97,10 @@ def train(config: dict[str, Any]) -> None:
     )
 
 
-def test_warm_trials_train_with_ddp_and_fsdp(tune_run: TuneRun) -> None:
-    analysis = tune_run(creator(train), num_samples=3, reuse_actors=True, max_concurrent_trials=1)
+def test_warm_trials_train_with_torch(tune_run: TuneRun) -> None:
+    analysis = tune_run(
+        creator(train, backend="torch"), num_samples=3, reuse_actors=True, max_concurrent_trials=1
+    )
     cold, *warm = (trial.last_result for trial in analysis.trials)
     assert cold["sum"] == 2 and cold["weights"] == pytest.approx(cold["whole"], rel=1e-5)
     assert not cold["had_context"] and cold["held"] == 0
@@ -95,9 +113,8 @@ def test_warm_trials_train_with_ddp_and_fsdp(tune_run: TuneRun) -> None:
 def fail(config: dict[str, Any]) -> None:
     """Reduce on the GPU; rank 1 ends in the way of the trial before the third step."""
     import torch
-    import torch.distributed as dist
 
-    select_gpu()
+    initialize(config["backend"])
     for step in range(4):
         if step == 2 and get_world().rank == 1:
             match config["way"]:
@@ -109,14 +126,17 @@ def fail(config: dict[str, Any]) -> None:
                     time.sleep(600)
                 case "return":
                     return
-        total = torch.ones(1000, device="cuda")
-        dist.all_reduce(total)
+        total = all_reduce(torch.ones(1000, device="cuda"), config["backend"])
         report(step=step, total=total.mean().item())
 
 
+@pytest.mark.parametrize("backend", ["torch", "horovod"])
 @pytest.mark.parametrize("way", ["raise", "kill", "hang", "return"])
-def test_the_rank_that_does_not_enter_a_collective_is_named(way: str, tune_run: TuneRun) -> None:
-    analysis = tune_run(creator(fail), config={"way": way}, raise_on_failed_trial=False)
+def test_the_rank_that_does_not_enter_a_collective_is_named(
+    way: str, backend: str, tune_run: TuneRun
+) -> None:
+    config = {"way": way, "backend": backend}
+    analysis = tune_run(creator(fail, backend=backend), config=config, raise_on_failed_trial=False)
     (trial,) = analysis.trials
     assert trial.status == "ERROR"
     text = Path(trial.error_file).read_text()
@@ -128,27 +148,28 @@ def test_the_rank_that_does_not_enter_a_collective_is_named(way: str, tune_run: 
 def sum_steps(config: dict[str, Any]) -> None:
     """Add the mean over the ranks of 1 per step; rank 1 is lost once, and another one joins."""
     import torch
-    import torch.distributed as dist
 
-    select_gpu()
+    initialize(config["backend"])
     died = Path(config["folder"], "died")
     state = get_state() or {"step": 0, "sum": torch.zeros(1, device="cuda")}
     while state["step"] < 2000 and not (state["step"] > 30 and get_world().size == 2 and died.exists()):
         if state["step"] == 5 and get_world().rank == 1 and not died.exists():
             died.touch()
             os.kill(os.getpid(), getattr(signal, config["signal"]))
-        one = torch.ones(1, device="cuda")
-        dist.all_reduce(one)
-        state = {"step": state["step"] + 1, "sum": state["sum"] + one / get_world().size}
+        one = all_reduce(torch.ones(1, device="cuda"), config["backend"]) / get_world().size
+        state = {"step": state["step"] + 1, "sum": state["sum"] + one}
         commit(state)
         if state["step"] > 30:
             time.sleep(0.1)
     report(step=state["step"], total=state["sum"].item(), size=get_world().size)
 
 
+@pytest.mark.parametrize("backend", ["torch", "horovod"])
 @pytest.mark.parametrize("by", ["SIGKILL", "SIGSTOP"])
-def test_an_elastic_trial_loses_a_rank_and_takes_another(by: str, tune_run: TuneRun, tmp_path: Path) -> None:
-    trainable = creator(sum_steps, min_workers=1)
-    analysis = tune_run(trainable, config={"folder": str(tmp_path), "signal": by})
+def test_an_elastic_trial_loses_a_rank_and_takes_another(
+    by: str, backend: str, tune_run: TuneRun, tmp_path: Path
+) -> None:
+    trainable = creator(sum_steps, backend=backend, min_workers=1)
+    analysis = tune_run(trainable, config={"folder": str(tmp_path), "signal": by, "backend": backend})
     told = analysis.trials[0].last_result
     assert told["total"] == told["step"] and told["size"] == 2

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import leaks
@@ -139,6 +140,23 @@ def test_a_process_that_has_used_a_gpu_is_kept():
         watch.add([torch.library])
         torch.library._defs.add("triton::_triton_bsr_dense_mm_out")
         assert watch.restore() == []
+
+
+def test_the_first_use_of_local_files_in_fsspec_is_kept(monkeypatch):
+    """Each trial of PyTorch Lightning would otherwise have a new process."""
+    import fsspec
+
+    from horovod_tune.rank.reset.watch import Watch
+
+    module = sys.modules["fsspec.registry"]  # `fsspec.registry` is a mapping
+    monkeypatch.setattr(module, "_registry", {})
+    monkeypatch.setattr(module, "registry", MappingProxyType(module._registry))
+    watch = Watch()
+    watch.add([fsspec, module])
+    fsspec.filesystem("file")
+    assert watch.restore() == []
+    fsspec.register_implementation("mine", str)
+    assert watch.restore() != []
 
 
 def test_the_singletons_of_accelerate_are_reset():

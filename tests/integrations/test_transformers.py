@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
-import horovod
 import pytest
 import ray
 from processes import run_python
@@ -191,6 +190,7 @@ def test_only_rank_0_saves_and_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr("horovod_tune.session.session.current", lambda: Live(1))
     hvd = SimpleNamespace(init=lambda: None, rank=lambda: 1, size=lambda: 2)
     monkeypatch.setitem(sys.modules, "horovod.torch", hvd)
+    horovod = pytest.importorskip("horovod")
     monkeypatch.setattr(horovod, "torch", hvd, raising=False)
     trainer = transformers.distribute(make_trainer(1, False, use_cpu=True))
     assert not trainer.is_local_process_zero() and not trainer.state.is_local_process_zero

@@ -139,10 +139,12 @@ def test_a_process_that_has_used_a_gpu_is_kept():
         patch.setattr(torch.cuda, "_initialized", True)
         patch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
         patch.setattr(torch.cuda, "_queued_calls", [])
+        patch.setattr(torch.cuda, "_get_device_properties", torch._C._log_api_usage_once, raising=False)
         patch.setattr(torch.library, "_defs", {*torch.library._defs})
         watch.add([torch.library])
         torch.library._defs.add("triton::_triton_bsr_dense_mm_out")
         assert watch.restore() == []
+        assert hasattr(torch.cuda, "_get_device_properties")
 
 
 def test_the_singletons_of_accelerate_are_reset():

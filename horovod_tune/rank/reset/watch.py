@@ -204,6 +204,8 @@ def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
         return _are_equal(old, new)
     if issubclass(type(new), ModuleType) and old is _MISSING and sys.modules.get(new.__name__) is new:
         return True  # an imported submodule
+    if issubclass(type(new), BuiltinFunctionType) and old is _MISSING:
+        return True  # of a library in C that has been initialised: torch.cuda._get_device_properties
     try:
         if old is _MISSING:
             delattr(owner, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Part:
 FLOOR, OURS = "plain Tune class (floor)", "horovod_tune"
 EXECUTOR, RUN, TRAIN = "RayExecutor per trial", "horovodrun per trial", "Ray Train V2 per trial"
 OURS_TORCH, TORCHRUN = "horovod_tune, backend torch", "torchrun per trial"
+MONARCH = "Monarch (no search)"  # left out unless it is installed: pip install torchmonarch==0.7
 FIXED, HOROVODS = "restart from its checkpoint", "horovodrun --min-np"
 
 PARTS = {
@@ -101,8 +103,12 @@ PARTS = {
             OURS: "first_trial ours",
             "torchrun": "first_trial torchrun",
             OURS_TORCH: "first_trial ours_torch",
+            **({MONARCH: "monarch"} if find_spec("monarch") else {}),
         },
-        claims=(Claim("ours against horovodrun", "first_trial_s", OURS, "horovodrun", at_most=1),),
+        claims=(
+            Claim("ours against horovodrun", "first_trial_s", OURS, "horovodrun", at_most=1),
+            Claim("ours with torch against Monarch", "first_trial_s", OURS_TORCH, MONARCH, at_most=1),
+        ),
     ),
     **{
         f"world_{size}": Part(

@@ -219,12 +219,6 @@ class DistributedTrainable(FunctionTrainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepare for the next trial on the same workers, or on new ones if these cannot be reused."""
-        if self._coordinator.replaced_because:
-            logger.info(
-                "horovod_tune replaced the workers before trial %s: %s",
-                self.trial_id,
-                "; ".join(self._coordinator.replaced_because),
-            )
         self._last_training_result = None
         self._last_result: Any = {}
         self._set_trial(new_config)

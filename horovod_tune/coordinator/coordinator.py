@@ -68,9 +68,18 @@ class Coordinator:
         self._workers_are_used = False
         # Why the previous trial's workers were not kept; empty if they were.
         self.replaced_because: list[str] = []
+        self._has_named_reasons = False
 
     def set_trial(self, request: TrialRequest, storage: TrialStorage) -> None:
         """Set the next trial; its training function starts with the first `next_result`."""
+        if self.replaced_because and self._reuse_workers and not self._has_named_reasons:
+            self._has_named_reasons = True  # the trials of a search mostly have the same
+            logger.warning(
+                "horovod_tune: %s starts new workers, which takes seconds, since the last trial left what "
+                "cannot be restored: %s",
+                request.trial_name,
+                "; ".join(self.replaced_because),
+            )
         self._trial = _Trial(request, storage)
 
     def restore(self, checkpoint: CheckpointPlace) -> None:

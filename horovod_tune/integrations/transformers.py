@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import Any
 
-from horovod_tune.errors import NotSynchronised
+from horovod_tune.errors import NotSynchronised, SpecError
 from horovod_tune.session import session
 from horovod_tune.session.session import refuse_in_child_process
 
@@ -20,11 +21,9 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "eval_"
-
 
 class TuneReporterCallback(TrainerCallback):
-    """At each evaluation, reports rank 0's newest metrics in ``state.log_history`` to Tune.
+    """Reports rank 0's metrics of each evaluation to Tune, if their names begin with ``eval_``.
 
     Works in Horovod trials, in TPU trials and in trials whose ranks Accelerate joins. Give it to the Trainer
     of every rank, since every rank waits at a report until Tune has decided. If a scheduler stops the trial,
@@ -37,7 +36,8 @@ class TuneReporterCallback(TrainerCallback):
         checkpoint: if True, the Trainer saves at each evaluation (with ``save_strategy="best"``, at each that
             is the best so far), and the checkpoint goes to the trial's storage with the metrics. Those of
             several ``eval_dataset`` are one report.
-            ``trainer.train(resume_from_checkpoint=get_checkpoint().path)`` continues from it.
+            ``trainer.train(resume_from_checkpoint=get_checkpoint().path)`` continues from it, with the
+            ``learning_rate`` and ``weight_decay`` of this trial's ``TrainingArguments``.
 
     Example:
         >>> def train(config):
@@ -59,25 +59,36 @@ class TuneReporterCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         optimizer: Any = None,
+        lr_scheduler: Any = None,
+        train_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """Raise NotSynchronised if every rank would train a model of its own."""
+        """Check that the training can be right, and prepare one that continues from a checkpoint.
+
+        Raises:
+            NotSynchronised: Every rank would train a model of its own.
+            SpecError: The checkpoint is from a training with another number of steps per epoch.
+        """
         self._is_training, self._waiting = True, {}
         live = session.current()
-        if live is None or not _trains_by_itself(live, args) or hasattr(args, _MARK):
+        if live is None:
             return
         # A `hvd.DistributedOptimizer`, which Accelerate may have wrapped.
-        if hasattr(getattr(optimizer, "optimizer", optimizer), "skip_synchronize"):
-            return
-        raise NotSynchronised(
-            f"with this Trainer, each of the {live.rank_info.size} ranks would train by itself, on all of "
-            "the data, and their models would drift apart. Before trainer.train() write:\n"
-            "    from horovod_tune.integrations.transformers import distribute\n"
-            "    trainer = distribute(trainer)"
-        )
+        is_horovods = hasattr(getattr(optimizer, "optimizer", optimizer), "skip_synchronize")
+        if _trains_by_itself(live, args) and not hasattr(state, _MARK) and not is_horovods:
+            raise NotSynchronised(
+                f"with this Trainer, each of the {live.rank_info.size} ranks would train by itself, on all "
+                "of the data, and their models would drift apart. Before trainer.train() write:\n"
+                "    from horovod_tune.integrations.transformers import distribute\n"
+                "    trainer = distribute(trainer)"
+            )
+        if state.global_step > 0:
+            _refuse_other_steps_per_epoch(args, state, train_dataloader)
+            if start := live.get_checkpoint():
+                _keep_own_rates(args, start.path, optimizer, lr_scheduler)
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> TrainerControl:
         """Report, or have the Trainer save first."""
         live = session.current()
@@ -87,7 +98,10 @@ class TuneReporterCallback(TrainerCallback):
                 logger.info("this training runs outside a trial: TuneReporterCallback reports nothing")
                 self._has_logged = True
             return control
-        metrics = newest_evaluation(state.log_history)
+        metrics = {**more["metrics"], "step": state.global_step}
+        # trainer.evaluate(test_dataset, metric_key_prefix="test") is not for Tune.
+        if not any(name.startswith("eval_") for name in metrics):
+            return control
         if not (self._checkpoint and self._is_training):
             live.report(metrics)
             return control
@@ -129,8 +143,44 @@ class TuneReporterCallback(TrainerCallback):
         live.report(metrics, directory if live.rank_info.rank == 0 else None)
 
 
-# The attribute that `distribute` sets on a Trainer's arguments.
+# The attribute of the TrainerState of a training that `distribute` has prepared.
 _MARK = "_distributed_by_horovod_tune"
+
+
+def _refuse_other_steps_per_epoch(args: TrainingArguments, state: TrainerState, dataloader: Any) -> None:
+    """Raise SpecError if the steps so far are another number of epochs than in the checkpoint.
+
+    Transformers continues at the step, whatever epoch that is now.
+    """
+    if args.max_steps > 0:
+        return
+    per_epoch = max(1, math.ceil(len(dataloader) / args.gradient_accumulation_steps))
+    epoch = state.epoch or 0.0
+    # Within an epoch, the two differ by less than a step if its last step has fewer batches.
+    if abs(epoch * per_epoch - state.global_step) >= 1:
+        raise SpecError(
+            f"a step's batch must stay as large as before the checkpoint, which has {epoch:g} epochs "
+            f"in {state.global_step} steps, got one with {per_epoch} steps per epoch: training would end too "
+            "early, or repeat epochs. With another number of ranks, change per_device_train_batch_size or "
+            "gradient_accumulation_steps accordingly"
+        )
+
+
+def _keep_own_rates(args: TrainingArguments, start: str, optimizer: Any, lr_scheduler: Any) -> None:
+    """Replace the rate and weight decay in the checkpoint: PBT may have copied it from another trial."""
+    import torch
+
+    path = os.path.join(start, "training_args.bin")
+    if not os.path.isfile(path):
+        return
+    of_start = torch.load(path, weights_only=False)
+    factor = args.learning_rate / (of_start.learning_rate or 1)
+    for group in optimizer.param_groups:
+        for name in {"lr", "initial_lr"} & set(group):
+            group[name] *= factor
+        if group.get("weight_decay") == of_start.weight_decay > 0:  # not that of biases and norms
+            group["weight_decay"] = args.weight_decay
+    lr_scheduler.base_lrs = [rate * factor for rate in getattr(lr_scheduler, "base_lrs", ())]
 
 
 def _trains_by_itself(live: session.Session, args: TrainingArguments) -> bool:
@@ -153,22 +203,32 @@ def distribute(trainer: Trainer) -> Trainer:
     live = session.current()
     if live is None or not _trains_by_itself(live, trainer.args):
         return trainer
+    callbacks = trainer.callback_handler.callbacks
+    if any(isinstance(each, _OneModel) for each in callbacks):
+        return trainer
     import horovod.torch as hvd
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    setattr(trainer.args, _MARK, True)
     if trainer.train_dataset is not None:
         trainer.train_dataset = share_of(trainer.train_dataset, rank, size)
-    own_step = trainer.training_step
+    own_step, own_evaluate = trainer.training_step, trainer.evaluate
 
     def training_step(model: Any, *args: Any, **keywords: Any) -> Any:
         loss = own_step(model, *args, **keywords)
         _average_gradients(model)
         return loss
 
-    trainer.training_step = training_step  # type: ignore[method-assign]
-    trainer.add_callback(_BroadcastWeights())
+    def evaluate(*args: Any, **keywords: Any) -> Any:
+        # Early stopping and the like must decide the same on all ranks. Later, one may evaluate alone.
+        if trainer.is_in_train:
+            model: Any = trainer.model
+            moving = {name for name, each in model.named_buffers() if each.is_floating_point()}
+            _broadcast({name: each for name, each in model.state_dict().items() if name in moving})
+        return own_evaluate(*args, **keywords)
+
+    trainer.training_step, trainer.evaluate = training_step, evaluate  # type: ignore[method-assign]
+    callbacks.insert(0, _OneModel())  # before TuneReporterCallback, which looks for its mark
     if rank > 0:
         trainer.args.save_strategy = "no"
         trainer.save_model = lambda *_, **__: None  # type: ignore[method-assign]
@@ -177,7 +237,7 @@ def distribute(trainer: Trainer) -> Trainer:
     return trainer
 
 
-class _BroadcastWeights(TrainerCallback):
+class _OneModel(TrainerCallback):
     """Broadcasts rank 0's weights once they are initialised, or loaded from a checkpoint."""
 
     def on_train_begin(
@@ -188,9 +248,29 @@ class _BroadcastWeights(TrainerCallback):
         model: Any = None,
         **_: Any,
     ) -> None:
-        import horovod.torch as hvd
+        setattr(state, _MARK, True)
+        _broadcast(model.state_dict())
 
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+def _broadcast(tensors: dict[str, Any]) -> None:
+    """Broadcast rank 0's tensors, in place.
+
+    Raises:
+        TypeError: One is of type bfloat16, which Horovod cannot send.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bfloat16:
+            raise TypeError(
+                f"Horovod cannot send the model's {name!r}, which is bfloat16: load the model with "
+                "from_pretrained(..., dtype=torch.float32), and train it with TrainingArguments(bf16=True)"
+            )
+    sent = {
+        name: each.view(torch.uint8) if each.dtype == torch.bool else each for name, each in tensors.items()
+    }
+    hvd.broadcast_parameters(sent, root_rank=0)
 
 
 def share_of(dataset: Any, rank: int, size: int) -> Any:
@@ -215,7 +295,7 @@ def share_of(dataset: Any, rank: int, size: int) -> Any:
 
 
 def _average_gradients(model: Any) -> None:
-    """Average the gradients over the ranks, in place.
+    """Average the gradients over the ranks, in place; one that no rank has stays None.
 
     Gradients from an earlier batch of the same step are averages already; averaging them again is harmless.
     """
@@ -233,22 +313,7 @@ def _average_gradients(model: Any) -> None:
         gradients.append(gradient)
     if not gradients:
         return
-    hvd.grouped_allreduce_(gradients, name="horovod_tune.trainer_gradients", op=hvd.Average)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if parameter.grad is not None or gradient.any():
-            parameter.grad = gradient
-
-
-def newest_evaluation(log_history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the newest entry of ``TrainerState.log_history`` that an evaluation wrote.
-
-    Raises:
-        ValueError: there is none.
-
-    >>> newest_evaluation([{"loss": 2.0, "step": 1}, {"eval_loss": 1.5, "epoch": 1.0, "step": 1}])
-    {'eval_loss': 1.5, 'epoch': 1.0, 'step': 1}
-    """
-    for entry in reversed(log_history):
-        if any(name.startswith(PREFIX) for name in entry):
-            return dict(entry)
-    raise ValueError(f"log_history has no evaluation: no entry with a metric named {PREFIX}...")
+    used = gradients[0].new_tensor([float(parameter.grad is not None) for parameter in parameters])
+    hvd.grouped_allreduce_([*gradients, used], name="horovod_tune.trainer_gradients", op=hvd.Average)
+    for parameter, gradient, part in zip(parameters, gradients, used.tolist(), strict=True):
+        parameter.grad = gradient if part else None

@@ -96,6 +96,7 @@ class GradientAccumulator:
         self._world_size = world_size(self.process_set)
         self._made_alone = self._world_size == 1
         self._averages = averages(optimizer, self._world_size, model)
+        self._model = model
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = False
         if max_norm is not None:
@@ -105,7 +106,6 @@ class GradientAccumulator:
         # A disabled scaler passes everything through, and skips no step.
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._max_norm, self._scheduler = max_norm, scheduler
-        self._norms = GradientNorms(self._parameters()) if noise_scale else None
         self._steps = 0
         self.passes = 1
         self._start_group()
@@ -139,7 +139,8 @@ class GradientAccumulator:
         """Discard an unfinished group after the world has changed; return the new number of ranks.
 
         Raises:
-            HyperparameterError: Horovod's optimiser was made for a single rank, and there are more now.
+            HyperparameterError: Horovod's optimiser was made for a single rank, and there are more now; or
+                with torch.distributed, the model is missing or sharded.
         """
         self._world_size = world_size(self.process_set)
         if self._made_alone and self._world_size > 1 and torch_distributed() is None:
@@ -147,6 +148,7 @@ class GradientAccumulator:
                 f"optimizer must be made again with {self._world_size} ranks, got one that was made with 1 "
                 "rank, for which Horovod prepares no average"
             )
+        self._averages = averages(self.optimizer, self._world_size, self._model)
         self._start_group()
         # Loading a state makes Horovod's wrapper forget its pending collectives.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
@@ -174,10 +176,13 @@ class GradientAccumulator:
             weighted = self.scaler.scale(weighted)
             scale = self.scaler.get_scale()
         # One pass is enough: the estimate depends more on the number of steps.
-        if self._norms is not None and self._measures and self._done == 0:
-            self._norms.start()
-            weighted.backward()
-            self._square = self._norms.take() / (weight * scale) ** 2
+        if self._measures and self._done == 0:
+            norms_of_pass = GradientNorms(self._parameters())
+            try:
+                weighted.backward()
+            finally:
+                square = norms_of_pass.take()
+            self._square = square / (weight * scale) ** 2
             self._inverse = 1 / samples
         else:
             weighted.backward()
@@ -189,16 +194,22 @@ class GradientAccumulator:
 
         Raises:
             HyperparameterError: No rank has samples; or the gradient is not finite, there is no scaler to
-                skip the step, and the norm is needed (`max_norm`, noise scale). Raised on all ranks.
+                skip the step, and the norm is needed (`max_norm`, noise scale); or it has not been finite for
+                so long that the scale is 0. Raised on all ranks.
         """
         measures = self._measures
         row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]
+        row += [parameter.grad is not None for parameter in self._parameters()]
         pending = gather_async(row, "accumulation", self.process_set)
         if hasattr(self.optimizer, "synchronize"):
             self.optimizer.synchronize()
         elif self._world_size > 1:
             sum_gradients(self._parameters(), self.process_set)
-        numbers, dones, squares, inverses, steps, measured = zip(*pending(), strict=True)
+        numbers, dones, squares, inverses, steps, measured, *used = zip(*pending(), strict=True)
+        # The sum has made zeros of those that no rank has. A step with zeros would apply momentum and decay.
+        for parameter, has_gradient in zip(self._parameters(), used, strict=True):
+            if not any(has_gradient):
+                parameter.grad = None
         samples, passes = sum(numbers), sum(dones)
         self._start_group()
         # A rank that joins starts at 0. From here on all ranks have the same count, so they measure together.
@@ -207,14 +218,16 @@ class GradientAccumulator:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         divided_by = self._world_size if self._averages else 1
-        norm = self._scale_gradients(divided_by * self.local_batch_size / samples, measures)
-        stepped = self._optimizer_step()
+        try:
+            norm = self._scale_gradients(divided_by * self.local_batch_size / samples, measures)
+            stepped = self._optimizer_step()
+        finally:  # Also for whoever catches the error of a gradient that is not finite.
+            self.optimizer.zero_grad()
         if stepped and self._scheduler is not None:
             self._scheduler.step()
         if stepped and self.noise_scale is not None and norm is not None and all(measured) and passes > 1:
             ranks = sum(done > 0 for done in dones)  # Some may have had no samples.
             self.noise_scale.update(sum(squares) / ranks, sum(inverses) / ranks, norm**2, samples)
-        self.optimizer.zero_grad()
         return StepResult(stepped, int(samples), norm)
 
     @property
@@ -257,4 +270,9 @@ class GradientAccumulator:
         before = self.scaler.get_scale()
         self.scaler.update()
         # The scaler lowers its scale after an overflow, and never otherwise.
-        return bool(self.scaler.get_scale() >= before)
+        scale = bounds.number(
+            "the loss scale, which a gradient that is not finite lowers,",
+            self.scaler.get_scale(),
+            more_than=0,
+        )
+        return scale >= before

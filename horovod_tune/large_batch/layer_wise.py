@@ -112,14 +112,14 @@ def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     """
     if not tensors or any(tensor.device.type == "cpu" for tensor in tensors):
         return [float(norm(tensor)) for tensor in tensors]
-    wide = [tensor.float() if tensor.dtype in _HALF else tensor for tensor in tensors]
+    wide = [_wide(tensor) for tensor in tensors]
     found = torch._foreach_norm(wide)
     return [float(value) for value in torch.stack([each.to(found[0].device) for each in found]).tolist()]
 
 
 def norm(tensor: torch.Tensor) -> torch.Tensor:
     """Return the Euclidean norm, shape ()."""
-    wide = tensor.float() if tensor.dtype in _HALF else tensor
+    wide = _wide(tensor)
     if not wide.is_contiguous():
         return torch.linalg.vector_norm(wide)
     # On a CPU this takes three quarters of torch.linalg.vector_norm's time, and is more exact: vector_norm's
@@ -128,7 +128,10 @@ def norm(tensor: torch.Tensor) -> torch.Tensor:
     return torch.dot(flat, flat).sqrt()
 
 
-_HALF = (torch.half, torch.bfloat16)
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor, which may be sparse, in single precision or better."""
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    return values.float() if values.dtype in (torch.half, torch.bfloat16) else values
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: Any) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ class LargeBatchLR(LRScheduler):
             got = f"{part!r} at epoch {epoch:g}"
             raise bounds.HyperparameterError(f"schedule must be finite and at least 0, got {got}")
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # Groups added since the last call.
-            self.base_lrs.append(copy.copy(group["lr"]))
+            self.base_lrs.append(copy.deepcopy(group["lr"]))
         # Python's own number, since torch.load(weights_only=True) refuses a checkpoint with NumPy's.
         factor = self.scale * float(part) * self._reduction
         return [base * factor for base in self.base_lrs]
@@ -237,10 +237,11 @@ def scaled_adam(
     k = scaling_factor(global_batch_size, base_batch_size)
     scaled = []
     for index, beta in enumerate(bounds.betas(betas)):
-        if k * (1 - beta) > 1:
+        rest = k * (1 - beta)
+        if rest > 1 + 1e-9:  # k = 20 and beta = 0.95 give a little more than 1
             raise bounds.HyperparameterError(
                 f"global_batch_size must be at most {1 / (1 - beta):g} times base_batch_size for "
                 f"betas[{index}]={beta:g}, got {k:g} times"
             )
-        scaled.append(1 - k * (1 - beta))
+        scaled.append(max(0.0, 1 - rest))
     return AdamHyperparameters(root * lr, (scaled[0], scaled[1]), eps / root)

@@ -128,25 +128,18 @@ class GradientNorms:
     """Measures the squared norm of a single backward pass's gradient, with hooks on the parameters.
 
     The hooks receive a pass's own gradient before it is added to the others, and before Horovod averages it.
-    Except between `start` and `take`, they cost next to nothing.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._norms: list[torch.Tensor] | None = None
-        for each in parameters:
-            if each.requires_grad:
-                each.register_hook(self._record)
-
-    def start(self) -> None:
-        """Measure from here on. Always measuring would also count other calls of ``torch.autograd.grad``."""
-        self._norms = []
+        """Measure until `take`. Always measuring would also count other calls of ``torch.autograd.grad``."""
+        self._norms: list[torch.Tensor] = []
+        self._hooks = [each.register_hook(self._record) for each in parameters if each.requires_grad]
 
     def take(self) -> float:
-        """Return the squared norm of the gradients since `start`, and stop measuring."""
-        recorded, self._norms = self._norms, None
-        return float(torch.stack(recorded).double().square().sum()) if recorded else 0.0
+        """Return the squared norm of the gradients, and stop measuring."""
+        for hook in self._hooks:
+            hook.remove()
+        return float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
 
     def _record(self, gradient: torch.Tensor) -> None:
-        if self._norms is not None:
-            values = gradient.coalesce().values() if gradient.is_sparse else gradient
-            self._norms.append(norm(values.detach()))
+        self._norms.append(norm(gradient.detach()))

@@ -32,14 +32,14 @@ class TrainingSetup:
         scheduler: The accumulator calls its `step()`.
         accumulator: Makes an optimiser step out of the passes.
         batch: The global batch, which can be resized and adapts to the number of ranks.
-        noise_scale: None if there is only one pass per step, on one rank.
+        noise_scale: Measured unless there is only one pass per step, on one rank.
     """
 
     optimizer: torch.optim.Optimizer
     scheduler: LargeBatchLR
     accumulator: GradientAccumulator
     batch: GlobalBatch
-    noise_scale: NoiseScale | None
+    noise_scale: NoiseScale
 
     @property
     def split(self) -> BatchSplit:
@@ -51,8 +51,14 @@ class TrainingSetup:
         self.batch.follow_world()
 
     def batches(self, order: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-        """Yield, for each optimiser step of an epoch, the indices of this rank's passes: `rank_passes`."""
-        yield from rank_passes(order, self.split, rank(self.accumulator.process_set))
+        """Yield, for each optimiser step of an epoch, the indices of this rank's passes: `rank_passes`.
+
+        If the batch is resized between two steps, the next step has the new size.
+        """
+        while len(order):
+            split = self.split
+            batch, order = order[: split.global_batch_size], order[split.global_batch_size :]
+            yield from rank_passes(batch, split, rank(self.accumulator.process_set))
 
     def backward(self, loss: torch.Tensor, *, samples: int) -> None:
         """Backpropagate ``loss``, the mean loss of a pass over ``samples`` samples."""
@@ -66,7 +72,7 @@ class TrainingSetup:
         """Return metrics to report: rate, global batch and, once known, noise scale with its interval."""
         lr = float(self.optimizer.param_groups[0]["lr"])
         found = {"lr": lr, "global_batch_size": self.split.global_batch_size}
-        estimate = self.noise_scale.estimate() if self.noise_scale else None
+        estimate = self.noise_scale.estimate()
         if estimate is not None:
             found |= {"noise_scale": estimate.noise_scale}
             found |= {"noise_scale_low": estimate.low, "noise_scale_high": estimate.high}
@@ -79,7 +85,7 @@ class TrainingSetup:
             "kind": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "noise_scale": None if self.noise_scale is None else self.noise_scale.state_dict(),
+            "noise_scale": self.noise_scale.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
 
@@ -102,10 +108,10 @@ class TrainingSetup:
         base = self.scheduler.base_batch_size
         self.scheduler.load_state_dict({**state_dict["scheduler"], "base_batch_size": base})
         self.batch.resize(self.split.global_batch_size)
-        if self.noise_scale is not None and state_dict["noise_scale"] is not None:
+        if state_dict["noise_scale"] is not None:  # as in states of earlier versions
             self.noise_scale.load_state_dict(state_dict["noise_scale"])
         scaler = self.accumulator.scaler
-        # States of earlier versions have no scaler, or the empty state of a disabled one.
+        # Those have no scaler, or the empty state of a disabled one.
         if scaler is not None and state_dict.get("scaler"):
             scaler.load_state_dict(state_dict["scaler"])
 
@@ -147,8 +153,8 @@ def from_config(
         config: A trial's configuration.
         num_samples: Samples in the training set, over all ranks.
         scaler: A ``torch.amp.GradScaler``.
-        noise_scale: By default ``NoiseScale()``. With ``every=1`` its interval narrows sooner. It is not used
-            on one rank with one pass per step.
+        noise_scale: By default ``NoiseScale()``. With ``every=1`` its interval narrows sooner. It is not
+            updated on one rank with one pass per step.
         elastic: If True, the number of ranks may change. A global batch that is not a multiple of it is then
             split as evenly as possible instead of being an error.
         **distributed: Arguments of ``hvd.DistributedOptimizer``, such as ``compression``; none with
@@ -191,7 +197,7 @@ def from_config(
         base_batch_size=values["base_batch_size"],
         rule=rule,
     )
-    noise_scale = (noise_scale or NoiseScale()) if world * split.passes > 1 else None
+    noise_scale = noise_scale or NoiseScale()
     accumulator = GradientAccumulator(
         optimizer,
         passes=split.passes,
@@ -199,7 +205,7 @@ def from_config(
         max_norm=values["max_norm"],
         scaler=scaler,
         scheduler=scheduler,
-        noise_scale=noise_scale,
+        noise_scale=noise_scale if world * split.passes > 1 else None,
         model=model,
     )
     batch = GlobalBatch(

@@ -121,8 +121,9 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
         if model is None:
             world = f"a torch.distributed world of {size} ranks"
             raise bounds.HyperparameterError(f"model must be given in {world}, got None")
-        if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-            raise bounds.HyperparameterError("model must not be sharded, got one with DTensor parameters")
+        kinds = {type(each).__name__ for each in [*model.modules(), *model.parameters()]}
+        if sharded := kinds & {"FullyShardedDataParallel", "DTensor"}:
+            raise bounds.HyperparameterError(f"model must not be sharded, got one with {sharded.pop()}")
         return False
     if not hasattr(optimizer, "synchronize"):
         raise bounds.HyperparameterError(

@@ -226,6 +226,5 @@ class _Rank:
         if self._training.thread.is_alive():
             return [f"the training function of rank {self._rank} still runs"]
         own_package, self._training = self._training.session.own_package, None
-        environment = dict(os.environ)
-        problems = self._baseline.restore(own_package) + self._runtime.restore(environment)
+        problems = self._baseline.restore(own_package) + self._runtime.restore()
         return problems + self._baseline.memory_left()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -70,11 +70,8 @@ class Runtime(Protocol):
     def begin_baseline(self) -> None:
         """Record the device's state before the first trial."""
 
-    def restore(self, environment: Mapping[str, str]) -> list[str]:
-        """Restore the device's state, after everything else; return what could not be restored.
-
-        ``environment`` is the environment at the trial's end.
-        """
+    def restore(self) -> list[str]:
+        """Restore the device's state, after everything else; return what could not be restored."""
 
 
 def load_runtime(path: str) -> Runtime:

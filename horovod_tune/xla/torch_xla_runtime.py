@@ -24,7 +24,6 @@ The training function already runs in torch_xla's processes, one per chip, so it
 DistributedTrainableCreator the function that you pass to torch_xla.launch, xmp.spawn or notebook_launcher,
 not the function that calls them.
 """
-_READ_ONCE = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 
 class TorchXla:
@@ -107,16 +106,13 @@ class TorchXla:
         self._seed = xm.get_rng_state()
         self._spmd = xr.is_spmd()
 
-    def restore(self, environment: Mapping[str, str]) -> list[str]:
+    def restore(self) -> list[str]:
         import torch
         import torch_xla
         import torch_xla.core.xla_model as xm
         import torch_xla.debug.metrics as metrics
         import torch_xla.runtime as xr
 
-        for name in _READ_ONCE:
-            if environment.get(name) != os.environ.get(name):
-                return [f"the trial set {name}, which torch_xla reads once per process"]
         if xr.is_spmd() != self._spmd:
             return ["the trial switched SPMD on, which cannot be undone in a process"]
         torch._dynamo.reset()

@@ -106,6 +106,20 @@ def test_without_reuse_workers_are_killed_and_the_last_output_of_a_stopped_trial
     assert trial.all_killed
 
 
+def test_the_first_replacement_of_workers_is_announced_with_its_reasons(
+    trial: Trial, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        stop_at_once(trial)
+        trial.actors[1].replies["reset"] = ["the thread 'left' still runs"]
+        trial.actors[0].reply_to_poll(Report(1, {}))
+        assert trial.coordinator.next_result()
+        trial.coordinator.end_trial()
+        trial.next_trial()
+    (line,) = [each.getMessage() for each in caplog.records if "new workers" in each.getMessage()]
+    assert "the thread 'left' still runs" in line
+
+
 def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_released(trial: Trial) -> None:
     trial.make_storage_impossible()
     stop_at_once(trial)

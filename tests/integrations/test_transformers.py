@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
-import horovod
 import pytest
 import ray
 from processes import run_python
 from worker_kinds import NEEDS, Workers, skip_unless_installed
 
+from horovod_tune.errors import NotSynchronised, SpecError
 from horovod_tune.messages import CheckpointPlace, Report
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]  # but those without a trial start no process
@@ -44,7 +44,6 @@ def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False, **o
             output_dir="trainer",
             use_cpu=use_cpu,
             max_steps=max_steps,
-            per_device_train_batch_size=2,
             per_device_eval_batch_size=4,
             eval_strategy="steps",
             eval_steps=1,
@@ -53,7 +52,7 @@ def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False, **o
             dataloader_drop_last=True,
             report_to="none",
             disable_tqdm=True,
-            **{"save_strategy": "no", **options},
+            **{"save_strategy": "no", "per_device_train_batch_size": 2, **options},
         ),
         train_dataset=rows,
         eval_dataset=rows[:8],
@@ -148,13 +147,16 @@ def test_without_a_trial_accelerates_launch_runs_the_same_script(tmp_path: Path)
 
 
 class Live:
-    """A rank's session of two ranks that keeps the reports: step, metrics with a loss, checkpoint."""
+    """A rank's session that keeps the reports: step, metrics with a loss, checkpoint."""
 
     committed = True
 
-    def __init__(self, rank: int) -> None:
-        self.rank_info = SimpleNamespace(rank=rank, size=2)
+    def __init__(self, rank: int, size: int = 2, start: str = "") -> None:
+        self.rank_info, self.start = SimpleNamespace(rank=rank, size=size), start
         self.kept: list[tuple[int, list[str], str | None]] = []
+
+    def get_checkpoint(self) -> Any:
+        return SimpleNamespace(path=self.start)
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
         losses = [name for name in metrics if name.endswith("_loss")]
@@ -170,11 +172,12 @@ def test_each_rank_reports_each_evaluation_whatever_the_trainer_saves(
     monkeypatch.setattr("horovod_tune.session.session.current", lambda: live)
     best = {"save_strategy": "best", "metric_for_best_model": "a_loss", "greater_is_better": True}
     trainer = make_trainer(3, True, use_cpu=True, learning_rate=0.1, **best)
-    setattr(trainer.args, transformers._MARK, True)  # by `distribute`, as the next line
+    monkeypatch.setattr(transformers, "_trains_by_itself", lambda *_: False)  # `distribute` did the next line
     trainer.args.save_strategy = "best" if rank == 0 else "no"
     trainer.eval_dataset = {"a": trainer.eval_dataset, "b": trainer.eval_dataset}
     trainer.train()
     trainer.evaluate(trainer.eval_dataset["a"])
+    trainer.evaluate(trainer.eval_dataset["a"], metric_key_prefix="test")
     both = ["eval_a_loss", "eval_b_loss"]
     assert [(step, losses) for step, losses, _ in live.kept] == [
         (1, both),
@@ -186,12 +189,110 @@ def test_each_rank_reports_each_evaluation_whatever_the_trainer_saves(
     assert [saved for *_, saved in live.kept] == ["checkpoint-1" if rank == 0 else None, None, None, None]
 
 
-def test_only_rank_0_saves_and_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "batch", "accumulated", "continues"),
+    [(2, 1, 1, True), (8, 2, 2, True), (2, 2, 1, False)],
+)
+def test_a_checkpoint_continues_with_this_trials_rates_if_an_epoch_has_as_many_steps_as_before(
+    rows: int,
+    batch: int,
+    accumulated: int,
+    continues: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made(rows: int, **options: Any) -> Any:
+        trainer = make_trainer(-1, True, use_cpu=True, num_train_epochs=2, **options)
+        trainer.train_dataset = trainer.train_dataset[:rows]
+        return trainer
+
+    monkeypatch.chdir(tmp_path)
+    start = str(tmp_path / "trainer" / "checkpoint-2")
+    monkeypatch.setattr("horovod_tune.session.session.current", lambda: Live(0, size=1, start=start))
+    made(4, learning_rate=1e-3, weight_decay=0.1).train()
+    trainer = made(
+        rows,
+        learning_rate=1e-2,
+        weight_decay=0.3,
+        gradient_accumulation_steps=accumulated,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=batch,
+    )
+    if continues:
+        trainer.train(resume_from_checkpoint=start)
+        groups = [(group["lr"], group["weight_decay"]) for group in trainer.optimizer.param_groups]
+        assert groups == [(pytest.approx(1e-2), 0.3), (pytest.approx(1e-2), 0.0)]
+        assert trainer.state.global_step == 4
+    else:
+        with pytest.raises(SpecError, match=r"1 epochs in 2 steps, got one with 1 steps per epoch"):
+            trainer.train(resume_from_checkpoint=start)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """The names that this rank, the second of two, broadcasts; the other rank's gradients are zeros."""
+    names: list[list[str]] = []
+    hvd = SimpleNamespace(
+        init=lambda: None,
+        rank=lambda: 1,
+        size=lambda: 2,
+        Average=None,
+        broadcast_parameters=lambda tensors, root_rank: names.append(list(tensors)),
+        grouped_allreduce_=lambda tensors, **_: [each.div_(2) for each in tensors],
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("horovod_tune.session.session.current", lambda: Live(1))
-    hvd = SimpleNamespace(init=lambda: None, rank=lambda: 1, size=lambda: 2)
     monkeypatch.setitem(sys.modules, "horovod.torch", hvd)
+    horovod = pytest.importorskip("horovod")
     monkeypatch.setattr(horovod, "torch", hvd, raising=False)
+    return names
+
+
+def test_ranks_evaluate_with_rank_0s_buffers(sent: list[list[str]]) -> None:
+    import torch
+
+    trainer = make_trainer(2, False, use_cpu=True)
+    trainer.model.register_buffer("mean", torch.zeros(1))
+    trainer.model.register_buffer("mask", torch.zeros(1, dtype=torch.bool))
+    transformers.distribute(trainer).train()
+    trainer.evaluate()
+    assert {"mean", "mask"} < set(sent[0]) and sent[1:] == [["mean"]] * 2
+
+
+def test_a_model_that_horovod_cannot_send_is_named(sent: list[list[str]]) -> None:
+    trainer = make_trainer(1, False, use_cpu=True)
+    trainer.model.bfloat16()
+    with pytest.raises(TypeError, match=r"'transformer\.wte\.weight', which is bfloat16: load .*float32"):
+        transformers.distribute(trainer).train()
+
+
+def test_a_trainer_is_distributed_once_and_each_by_itself(sent: list[list[str]]) -> None:
+    trainer = make_trainer(1, False, use_cpu=True)
+    assert transformers.distribute(transformers.distribute(trainer)) is trainer
+    assert len(trainer.train_dataset) == 8
+    trainer.train()
+    other = make_trainer(1, False, use_cpu=True)
+    other.args = trainer.args
+    with pytest.raises(NotSynchronised, match=r"trainer = distribute\(trainer\)"):
+        other.train()
+
+
+def test_a_gradient_that_any_rank_has_is_on_all(
+    sent: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def add_to_last(tensors: list[Any], **_: Any) -> None:
+        tensors[-1].add_(torch.tensor([0.0, 1.0, 0.0])).div_(2)  # The other rank has the second.
+
+    monkeypatch.setattr(sys.modules["horovod.torch"], "grouped_allreduce_", add_to_last)
+    layers = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+    (layers[0].weight * 0).sum().backward()
+    transformers._average_gradients(layers)
+    assert [each.weight.grad is not None for each in layers] == [True, True, False]
+
+
+def test_only_rank_0_saves_and_logs(sent: list[list[str]], tmp_path: Path) -> None:
     trainer = transformers.distribute(make_trainer(1, False, use_cpu=True))
     assert not trainer.is_local_process_zero() and not trainer.state.is_local_process_zero
     trainer.save_model("model")

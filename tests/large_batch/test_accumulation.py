@@ -115,6 +115,58 @@ def test_the_noise_scale_sees_each_pass_before_scale_weight_and_clipping() -> No
     assert seen == [pytest.approx((square(pieces[0]), 1 / 2, square(INPUTS[:16]), 16))]
 
 
+def test_the_noise_scale_sees_groups_that_are_added_and_parameters_that_are_unfrozen() -> None:
+    model = new_model()
+    head, body = model[2], model[0]
+    body.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([*head.parameters(), body.bias], lr=0.0)
+    meter = NoiseScale(every=1)
+    accumulator = GradientAccumulator(optimizer, passes=2, local_batch_size=8, noise_scale=meter)
+    body.bias.requires_grad_(True)
+    optimizer.add_param_group({"params": [body.weight]})
+    for _ in range(2):
+        for _ in range(2):  # Both passes are alike, so there is no noise.
+            accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+        accumulator.step()
+    assert meter.estimate().noise_scale == pytest.approx(0, abs=1e-9)
+
+
+def test_after_a_gradient_that_is_not_finite_training_can_go_on() -> None:
+    model = new_model()
+    accumulator = GradientAccumulator(sgd(model), passes=1, local_batch_size=4, max_norm=1.0)
+    accumulator.backward(loss_of(model, INPUTS[:4]) * float("nan"), samples=4)
+    with pytest.raises(HyperparameterError, match="the gradient's norm must be finite, got nan"):
+        accumulator.step()
+    accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+    assert accumulator.step().stepped
+
+
+def test_a_loss_scale_that_has_fallen_to_0_is_an_error() -> None:
+    model = new_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-148)
+    accumulator = GradientAccumulator(sgd(model), passes=1, local_batch_size=4, scaler=scaler)
+    for scale in (2.0**-149, 0.0):
+        accumulator.backward(loss_of(model, INPUTS[:4]) * float("nan"), samples=4)
+        if scale:
+            assert not accumulator.step().stepped
+    with pytest.raises(HyperparameterError, match=r"the loss scale, .* must be more than 0, got 0\.0"):
+        accumulator.step()
+
+
+def test_sparse_gradients_are_measured_and_clipped() -> None:
+    ends = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(5, 2, sparse=sparse)
+        optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+        options = {"max_norm": 0.1, "noise_scale": NoiseScale()}
+        accumulator = GradientAccumulator(optimizer, passes=2, local_batch_size=4, **options)
+        for rows in ([1, 1], [1, 3]):
+            accumulator.backward(table(torch.tensor(rows)).sum() / 2, samples=2)
+        ends.append((accumulator.step().gradient_norm, table.weight))
+    assert ends[0][0] == pytest.approx(ends[1][0]) and torch.allclose(ends[0][1], ends[1][1])
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_noise_scale_is_measured_in_every_so_many_steps(every: int) -> None:
     model = new_model()

@@ -159,6 +159,8 @@ def test_scaled_adam_keeps_its_memory_in_samples() -> None:
     for before, after in zip((0.9, 0.999), scaled.betas, strict=True):
         assert 1024 / (1 - after) == pytest.approx(256 / (1 - before))
     assert (scaled.lr, scaled.eps) == (2e-3, 0.5e-8)
+    scaled = scaled_adam(1e-3, (0.95, 0.999), 1e-8, global_batch_size=20, base_batch_size=1)
+    assert scaled.betas == (0.0, pytest.approx(0.98))
 
 
 def test_a_split_is_the_whole_batch_in_the_fewest_passes() -> None:

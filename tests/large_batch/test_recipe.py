@@ -74,6 +74,22 @@ def test_every_combination_trains(optimizer: str, schedule: str, warmup_epochs: 
     assert set(setup.metrics()) == {"lr", "global_batch_size", *noise}
 
 
+@pytest.mark.parametrize("size", [16, 4])
+def test_a_batch_that_is_resized_in_an_epoch_counts_from_the_next_step(size: int) -> None:
+    model = new_model()
+    setup = from_config(model, {**BASE, "global_batch_size": 8, "max_micro_batch_size": 8}, num_samples=64)
+    seen, samples = [], []
+    for passes in setup.batches(torch.arange(64)):
+        for rows in passes:
+            setup.backward(model(INPUTS[rows]).mean(), samples=len(rows))
+            seen += rows.tolist()
+        samples.append(setup.step().samples)
+        if len(samples) == 2:
+            setup.batch.resize(size)
+    assert seen == list(range(64)) and float(setup.scheduler.epoch) == 1
+    assert samples[:2] == [8, 8] and set(samples[2:]) == {size}
+
+
 @pytest.mark.parametrize("optimizer", KINDS)
 def test_a_round_trip_through_a_checkpoint_changes_no_bit(optimizer: str) -> None:
     config = {**BASE, "optimizer": optimizer, "lr": 0.01, "warmup_epochs": 2.5, "max_micro_batch_size": 16}
@@ -264,6 +280,17 @@ def trained(config: dict[str, Any], epochs: int, start: dict[str, Any] | None = 
         setup.load_state_dict(start)
     train(model, setup, range(epochs))
     return setup
+
+
+def test_the_noise_scale_outlives_a_world_of_one_rank_with_one_pass() -> None:
+    setup = trained(SMALL, 3)
+    config = {**SMALL, "max_micro_batch_size": 64}
+    alone = trained(config, 1)
+    assert alone.noise_scale.estimate() is None
+    alone.load_state_dict(setup.state_dict())
+    alone.load_state_dict({**setup.state_dict(), "noise_scale": None})  # as in earlier versions
+    setup = trained(SMALL, 0, alone.state_dict())
+    assert setup.noise_scale.estimate() == alone.noise_scale.estimate() is not None
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.permutations(KINDS, 2)))

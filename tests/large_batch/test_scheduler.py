@@ -89,6 +89,11 @@ def test_a_tensor_rate_stays_the_same_tensor() -> None:
     scheduler.change_batch(steps_per_epoch=2)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == pytest.approx(0.5 * Cosine(10)(4))
+    added = torch.tensor(0.25)
+    optimizer.add_param_group({"params": [torch.zeros(1)], "lr": added})
+    for factor in (0.5, 0.25):
+        scheduler.reduce(0.5)
+        assert added.item() == pytest.approx(0.25 * factor * Cosine(10)(4))
 
 
 def test_a_refused_change_changes_nothing() -> None:

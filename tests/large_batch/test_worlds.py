@@ -56,6 +56,16 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_in_the_schedule(both)
         assert found["weights"] == both[0]["mixed_precision"]["weights"]
 
 
+def test_what_no_rank_has_a_gradient_of_stays(both) -> None:
+    for rank in both:
+        trained, unused, frozen = rank["unused"]
+        assert trained > 0 and unused == frozen == 0
+
+
+def test_what_was_made_before_there_was_a_world_averages_in_it(torch_ranks) -> None:
+    assert [rank["grown"] for rank in torch_ranks] == [-1.0, -1.0]
+
+
 @pytest.mark.parametrize("kind", LAYER_WISE)
 def test_horovods_own_backward_passes_per_step_are_one_batch(ranks, kind: str) -> None:
     assert max(rank["own_passes"][kind] for rank in ranks) < 1e-12
@@ -89,6 +99,8 @@ def test_a_configuration_trains_as_by_hand_on_one_rank(both) -> None:
 def test_an_optimiser_that_does_not_average_is_refused(ranks, torch_ranks) -> None:
     message = "model must be given in a torch.distributed world of 2 ranks, got None"
     assert torch_ranks[1]["refusals"]["plain"] == message
+    message = "model must not be sharded, got one with FullyShardedDataParallel"
+    assert torch_ranks[1]["refusals"]["sharded"] == message
     message = "optimizer must be a hvd.DistributedOptimizer in a world of 2 ranks, got SGD"
     assert ranks[1]["refusals"]["plain"] == message
     assert "op of hvd.DistributedOptimizer must be Average or Sum" in ranks[1]["adasum"]

@@ -110,6 +110,8 @@ def test_a_function_that_launches_processes_itself_fails_with_the_advice(workers
     workers.begin(launches, with_torch_xla=workers.kind == "torch_xla")
     with pytest.raises(TrainingFailed, match=r"(?s)rank \d of \d on .* failed") as caught:
         workers.events()
-    assert "pass the function that it launches to DistributedTrainableCreator" in str(caught.value)
+    with_torch_xla = "the function that you pass to torch_xla.launch"
+    otherwise = "pass the function that it launches to DistributedTrainableCreator"
+    assert (with_torch_xla if workers.kind == "torch_xla" else otherwise) in str(caught.value)
     assert "in launches" in str(caught.value)
     workers.group.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import types
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -136,10 +137,43 @@ def test_a_process_that_has_used_a_gpu_is_kept():
         patch.setattr(torch.cuda, "_initialized", True)
         patch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
         patch.setattr(torch.cuda, "_queued_calls", [])
+        patch.setattr(torch.cuda, "_get_device_properties", torch._C._log_api_usage_once, raising=False)
         patch.setattr(torch.library, "_defs", {*torch.library._defs})
         watch.add([torch.library])
         torch.library._defs.add("triton::_triton_bsr_dense_mm_out")
         assert watch.restore() == []
+        assert hasattr(torch.cuda, "_get_device_properties")
+
+
+@pytest.mark.parametrize("has_counters", [True, False], ids=["counts of changes", "comparison only"])
+def test_changes_of_each_kind_of_container_are_found(monkeypatch: pytest.MonkeyPatch, has_counters: bool):
+    """CPython 3.14 does not count the changes of dicts any more."""
+    from horovod_tune.rank.reset import watch as module
+
+    watched = types.ModuleType("watched")
+    exec(
+        "class Kind:\n    value = 1\n    def method(self, n=1): ...\nOBJECT = Kind()\nOBJECT.state = 1\n"
+        "NUMBERS, NAMES, TABLE, PLAIN = [1], {1}, {1: 1}, 1\ndef function(): ...",
+        vars(watched),
+    )
+    watched.Kind.__module__ = "watched"
+    monkeypatch.setattr(module, "_HAS_COUNTERS", has_counters and module._HAS_COUNTERS)
+    watch = module.Watch()
+    watch.add([watched])
+    assert watch.restore() == []
+    method, function = watched.Kind.method, watched.function
+    for _ in range(2):
+        watched.Kind.method = watched.function = watched.Kind.added = watched.added = print
+        assert watch.restore() == []
+        assert (watched.Kind.method, watched.function) == (method, function)
+        assert not hasattr(watched, "added") and not hasattr(watched.Kind, "added")
+    watched.OBJECT.state = watched.Kind.value = watched.PLAIN = 2
+    watched.NUMBERS[0] = watched.TABLE[1] = 2
+    watched.NAMES.add(2)
+    method.__defaults__ = (2,)
+    changed = ("Kind.method", "PLAIN", "Kind.value", "OBJECT.state", "NUMBERS.0", "NAMES.2", "TABLE.1")
+    assert sorted(watch.restore()) == sorted(f"watched.{each} was changed" for each in changed)
+    assert watch.restore() == []
 
 
 def test_the_first_use_of_local_files_in_fsspec_is_kept(monkeypatch):

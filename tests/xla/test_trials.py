@@ -293,17 +293,17 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
         seen = Path(config["folder"], f"{config['number']}_{xr.global_ordinal()}")
         seen.write_text(f"{os.getpid()} {torch_xla.device()}")
 
-    def setup(trial: Any, config: dict[str, Any]) -> None:
+    def init(trial: Any, *arguments: Any, **keywords: Any) -> None:
         from horovod_tune.xla.runtime import LaunchPlan
         from horovod_tune.xla.xla_launcher import XlaLauncher
 
         # The CPU as two devices of one process; they dead-lock in a collective, so there is none here.
         plan = LaunchPlan(environment={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})
         XlaLauncher._plans = lambda self, facts: [plan]  # type: ignore[method-assign]
-        super(type(trial), trial).setup(config)
+        trainable.__init__(trial, *arguments, **keywords)
 
     trainable = DistributedTrainableCreator(two_devices, use_tpu=True)
-    two = type("two", (trainable,), {"setup": setup})
+    two = type("two", (trainable,), {"__init__": init})
     analysis = tune_run(
         two,
         config={"folder": str(tmp_path), "number": tune.grid_search([0, 1])},

@@ -22,8 +22,11 @@ from horovod_tune.session import session
 # Set by this package, to different values in each world; without the prefix HOROVOD_.
 _RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
 _RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
-# What torch's libraries read at their first use, which may be in a trial.
-_READ_BY_TORCH = (b"ONEDNN_", b"DNNL_", b"MKL_", b"CUBLAS_", b"CUDNN_", b"CUDA_", b"NVIDIA_", b"PYTORCH_")
+# What the libraries of torch and torch_xla read at their first use, which may be in a trial.
+_READ_BY_TORCH = (
+    *(b"ONEDNN_", b"DNNL_", b"MKL_", b"CUBLAS_", b"CUDNN_", b"CUDA_", b"NVIDIA_", b"PYTORCH_"),
+    *(b"XLA_", b"PJRT_", b"TPU_", b"LIBTPU_"),
+)
 
 
 def horovod_settings() -> set[tuple[str, str]]:

@@ -1,5 +1,7 @@
 """Detects changes that a trial made to modules that remain loaded for the next one, in 10 to 30 ms.
 
+CPython until 3.13 counts the changes of each dict (PEP 509), so that most dicts need not be compared.
+
 A *container* is a module, a class, or one of the dicts, lists, sets and objects in them. `Watch`
 compares the keys and values of each with a snapshot. In modules and classes it restores replaced functions,
 classes and Nones, and deletes added attributes. What libraries record for themselves is ignored. Any other
@@ -9,6 +11,9 @@ difference is returned, and the process is replaced.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import itertools
 import operator
 import sys
 from collections.abc import Collection, Iterable
@@ -72,6 +77,12 @@ _MAX_ELEMENTS = 4000
 _MISSING = object()
 
 
+# Where CPython counts the changes of a dict: after the fields of every object and the number of elements.
+_COUNTER_OFFSET = 24
+_NO_COUNTER = ctypes.c_uint64()
+_UNKNOWN = -1  # no count: the contents are compared
+_read_value = operator.attrgetter("value")
+
 # In C, since there are thousands of functions.
 _read_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 
@@ -85,8 +96,8 @@ class _Container(NamedTuple):
     name: str
     owner: Any
     contents: Any  # a mapping, list or set; keys and values are what was in it
-    keys: Collection[Any]
-    values: list[Any]
+    keys: Collection[Any] = ()
+    values: list[Any] = []  # noqa: RUF012 - never changed
 
     def now(self) -> _Container:
         return self._replace(keys=_keys(self.contents), values=_values(self.contents))
@@ -110,6 +121,9 @@ class Watch:
 
     def __init__(self) -> None:
         self._containers: dict[int, _Container] = {}
+        # For each container, where CPython counts its changes, and their number at the snapshot.
+        self._counters: dict[int, ctypes.c_uint64] = {}
+        self._counts: dict[int, int] = {}
         self._parts: dict[FunctionType, tuple[Any, ...]] = {}
         # What imports of libraries have put into containers of other modules.
         self.registered: list[Any] = []
@@ -130,8 +144,8 @@ class Watch:
         contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
         if contents is None:
             return
-        container = _Container(name, owner, contents, _keys(contents), _values(contents))
-        self._containers[id(owner)] = container
+        self._counters[id(owner)] = _counter_of(contents)
+        container = self._snapshot(id(owner), _Container(name, owner, contents))
         if contents is owner:  # a subclass of dict, list or set may have attributes too
             self._add(_attributes_of(owner, package), name, package, depth)
         for key, value in zip(container.keys, container.values, strict=True):
@@ -149,18 +163,27 @@ class Watch:
                 if not internal or key == "__constants__":
                     self._add(value, f"{name}.{key}", package, depth - 1)
 
+    def _snapshot(self, number: int, container: _Container) -> _Container:
+        counter = self._counters[number]
+        self._counts[number] = counter.value if counter is not _NO_COUNTER else _UNKNOWN
+        self._containers[number] = container.now()  # after the count, since another thread may change it
+        return self._containers[number]
+
     def forget(self, packages: Collection[str]) -> None:
         """Stop watching the modules of these packages, which were removed."""
         if packages:
             containers = list(self._containers.items())
-            self._containers = {
-                number: each for number, each in containers if top_level(each.name) not in packages
-            }
+            for number in [number for number, each in containers if top_level(each.name) in packages]:
+                del self._containers[number], self._counters[number], self._counts[number]
 
     def differing(self) -> dict[int, _Container]:
         """Return the containers whose contents have changed, with their present contents."""
         found = {}
-        for number, container in list(self._containers.items()):  # another thread may import meanwhile
+        # Lists, since another thread may import meanwhile.
+        counts = map(_read_value, list(self._counters.values()))
+        have_changes = map(operator.ne, counts, list(self._counts.values()))
+        for number in itertools.compress(list(self._counters), have_changes):
+            container = self._containers[number]
             if container.has_changed():
                 with contextlib.suppress(RuntimeError):  # a library's thread changes it meanwhile
                     found[number] = container.now()
@@ -176,12 +199,15 @@ class Watch:
             if number in before:
                 kept = known.items() | new
                 now = known._replace(keys=list(kept), values=list(kept.values()))
-            self._containers[number] = now
+            self._containers[number], self._counts[number] = now, _UNKNOWN
 
     def restore(self) -> list[str]:
         """Restore what can be restored; return the other changes."""
-        parts = zip(self._parts.items(), map(_read_parts, self._parts), strict=True)
-        changed = [each for (each, then), now in parts if not _are_equal(then, now)]
+        now_parts = list(map(_read_parts, self._parts))
+        changed = []
+        if not _are_equal(now_parts, list(self._parts.values())):  # in C, since few ever change
+            parts = zip(self._parts.items(), now_parts, strict=True)
+            changed = [each for (each, then), now in parts if not _are_equal(then, now)]
         names = (f"{each.__module__}.{each.__qualname__}" for each in changed)
         problems = [name for name in names if not _is_bookkeeping(name)]
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
@@ -196,9 +222,11 @@ class Watch:
                 if top_level(known.name) in _ONLY_CALLABLES and not (callable(old) and callable(new)):
                     continue
                 name = f"{known.name}.{key}"
+                if old is _MISSING and type(new) is BuiltinFunctionType and _is_bookkeeping(name):
+                    continue  # added by C code at its first use: torch.cuda._get_device_properties
                 if old is not new and not _restore(known.owner, key, old, new) and not _is_bookkeeping(name):
                     problems.append(name)
-            self._containers[number] = known.now()
+            self._snapshot(number, known)
         return [f"{name} was changed" for name in problems]
 
 
@@ -263,6 +291,28 @@ def _attributes_of(owner: Any, package: str) -> dict[str, Any] | None:
         return None
     return attributes if type(attributes) is dict else None
 
+
+def _counter_of(contents: Any) -> ctypes.c_uint64:
+    """Return CPython's counter of the changes of a dict; for other contents, `_NO_COUNTER`."""
+    if type(contents) is MappingProxyType:
+        (contents,) = gc.get_referents(contents)
+    if not _HAS_COUNTERS or not isinstance(contents, dict):
+        return _NO_COUNTER
+    return ctypes.c_uint64.from_address(id(contents) + _COUNTER_OFFSET)
+
+
+def _has_counters() -> bool:
+    probe: dict[str, int] = {}
+    counter = ctypes.c_uint64.from_address(id(probe) + _COUNTER_OFFSET)
+    counts = [counter.value]
+    for number in (1, 2):
+        probe["key"] = number
+        counts.append(counter.value)
+    del probe["key"]
+    return len({*counts, counter.value}) == 4
+
+
+_HAS_COUNTERS = _has_counters()
 
 # These call the built-in types' methods: a subclass's may do anything (Transformers' import every model).
 

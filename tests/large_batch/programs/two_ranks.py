@@ -14,6 +14,7 @@ import random
 import horovod.torch as hvd
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from horovod_tune.large_batch import (
     Cosine,
@@ -31,6 +32,11 @@ from horovod_tune.large_batch import (
 
 torch.set_num_threads(1)
 IS_TORCH = os.environ["BACKEND"] == "torch"
+ALONE = torch.nn.Linear(1, 1, bias=False)
+# Made before there is a world.
+ACCUMULATOR = GradientAccumulator(
+    torch.optim.SGD(ALONE.parameters(), lr=1.0), passes=1, local_batch_size=1, model=ALONE
+)
 if IS_TORCH:
     dist.init_process_group("gloo")
     RANK, SIZE = dist.get_rank(), dist.get_world_size()
@@ -204,13 +210,41 @@ def configured() -> dict[str, object]:
     return {"distance": distance(model, whole), "rates": all(equal), "passes": split.passes}
 
 
+def unused() -> list[float]:
+    """How far a step moves three layers: one that is trained, one unused, and one frozen after the set-up."""
+    model = torch.nn.ModuleList(torch.nn.Linear(6, 1).double() for _ in range(3))
+    config = {"lr": 0.1, "epochs": 1, "base_batch_size": 4, "global_batch_size": 4, "weight_decay": 0.5}
+    setup = from_config(model, {**config, "optimizer": "lamb", "schedule": "constant"}, num_samples=4)
+    model[2].requires_grad_(False)
+    before = copy.deepcopy(model)
+    if RANK == 0:
+        setup.backward((model[0](INPUTS[:2]) + model[2](INPUTS[:2])).mean(), samples=2)
+    setup.step()
+    return [distance(one, other) for one, other in zip(model, before, strict=True)]
+
+
+def grown() -> float:
+    """The weight's step for a gradient of 1, by what was made before there was a world."""
+    before = ALONE.weight.item()
+    ACCUMULATOR.restart()
+    ACCUMULATOR.backward(ALONE.weight.sum(), samples=1)
+    ACCUMULATOR.step()
+    return ALONE.weight.item() - before
+
+
 def refusals() -> dict[str, str]:
-    """What is no distributed optimiser."""
-    try:
-        GradientAccumulator(torch.optim.SGD([torch.zeros(1)], lr=1.0), passes=1, local_batch_size=1)
-    except HyperparameterError as error:
-        return {"plain": str(error)}
-    return {}
+    """What is no distributed optimiser, and what is no whole model."""
+    models: dict[str, torch.nn.Module | None] = {"plain": None}
+    if IS_TORCH:
+        models["sharded"] = FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
+    found = {}
+    for name, model in models.items():
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        try:
+            GradientAccumulator(optimizer, passes=1, local_batch_size=1, model=model)
+        except HyperparameterError as error:
+            found[name] = str(error)
+    return found
 
 
 def own_passes(kind: str) -> float:
@@ -277,8 +311,11 @@ results = {
     "curvature": curvature(),
     "configured": configured(),
     "refusals": refusals(),
+    "unused": unused(),
 }
-if not IS_TORCH:
+if IS_TORCH:
+    results["grown"] = grown()
+else:
     results |= {
         "summed": accumulated("sgd", op=hvd.Sum),
         "own_passes": {kind: own_passes(kind) for kind in ("lars", "lamb")},

@@ -29,6 +29,20 @@ MODULES = {
         "def _make():\n    count = [0]\n    def step():\n        count[0] += 1\n        return count[0]\n"
         "    return step\nstep = _make()\n"
     ),
+    # Its name claims to be that of an extension module, with which a package stays in the process.
+    "site-packages/extensionpkg.py": (
+        "import functools\n__file__ = 'extensionpkg.so'\n"
+        "@functools.lru_cache(None)\ndef get_model(width): return [0.0] * width\n"
+        "class Cached:\n    @staticmethod\n    @functools.cache\n    def get(): return [0.0]\n"
+        "def _make():\n    number = 0\n    def step():\n        nonlocal number\n        number += 1\n"
+        "        return number\n    return step\nstep = _make()\n"
+        "def _make_history():\n    seen = []\n    def add():\n        seen.append(1)\n"
+        "        return len(seen)\n    return add\nadd = _make_history()\n"
+    ),
+    "site-packages/pluginpkg.py": (
+        "import functools, torch\n@functools.lru_cache(None)\ndef get_model(width): return [0.0] * width\n"
+        "torch.utils.data.of_plugin = get_model\n"
+    ),
     "site-packages/registry_a/__init__.py": "NAMES = {}\nfrom registry_a import more\n",
     "site-packages/registry_a/more.py": (
         "import registry_a\ndef register(name):\n"
@@ -119,6 +133,25 @@ def uses_an_installed_package_with_a_closure(config):
     import closurepkg
 
     return closurepkg.step()
+
+
+@program
+def uses_caches_and_variables_of_packages_that_stay_and_is_kept(config):
+    import extensionpkg
+    import pluginpkg
+
+    models = extensionpkg.get_model(2), extensionpkg.Cached.get(), pluginpkg.get_model(2)
+    seen = [list(model) for model in models], extensionpkg.step()
+    for model in models:
+        model[0] += 1
+    return seen
+
+
+@program
+def uses_a_list_in_a_closure_of_a_package_that_stays(config):
+    import extensionpkg
+
+    return extensionpkg.add()
 
 
 @program

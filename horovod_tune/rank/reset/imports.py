@@ -55,6 +55,7 @@ class Imports:
         self._watch, self._settings, self._environment = watch, settings, environment
         self._before = {name: module for name, module in sys.modules.items() if module is not None}
         self._packages = {top_level(name) for name in self._before}
+        self._first = frozenset(self._packages)
         self._installed: dict[str, bool] = {}
         # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
@@ -114,7 +115,13 @@ class Imports:
             if is_tracked:
                 self._watch.accept(before)
                 self._settings.accept(settings)
-            self._watch.add([sys.modules[each] for each in new if each in sys.modules])
+            added = [sys.modules[each] for each in new if each in sys.modules]
+            self._watch.add(added)
+            self._watch.add_functions(each for each in added if is_tracked and self._is_new(each.__name__))
+
+    def _is_new(self, name: str) -> bool:
+        """Return True if a new worker has loaded nothing of a module's package."""
+        return top_level(name) not in self._first and top_level(name) not in sys.stdlib_module_names
 
     def _is_library(self, package: str) -> bool:
         """Return True if a package is installed, or stays in this process between trials."""

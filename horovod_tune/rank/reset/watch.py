@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import itertools
 import operator
 import sys
 from collections.abc import Collection, Iterable
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 # This package and what it uses change all the time. The last six are tables of thousands of constants.
@@ -70,6 +71,7 @@ _LEAF_TYPES = (
 )
 # Types with thousands of objects (torch's and NumPy's operators), whose attributes are caches.
 _OPERATOR_TYPES = ("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher", "Library", "Logger")
+_FUNCTION_TYPES = (FunctionType, functools._lru_cache_wrapper)
 # How deep to follow references from a module: to the contents of a dict in one of its objects.
 _DEPTH = 2
 # A larger container is assumed to be a constant table. That of torch's operators has 1800 elements.
@@ -125,6 +127,9 @@ class Watch:
         self._counters: dict[int, ctypes.c_uint64] = {}
         self._counts: dict[int, int] = {}
         self._parts: dict[FunctionType, tuple[Any, ...]] = {}
+        # By package: caches of functions, and variables of closures with their values.
+        self._caches: dict[str, list[Any]] = {}
+        self._cells: dict[str, list[tuple[CellType, Any]]] = {}
         # What imports of libraries have put into containers of other modules.
         self.registered: list[Any] = []
 
@@ -139,6 +144,40 @@ class Watch:
                 and (not name.startswith(_COMPILER) or name.endswith(_COMPILER_SETTINGS))
             ):
                 self._add(module, name, top_level(name), _DEPTH)
+
+    def add_functions(self, modules: Iterable[Any]) -> None:
+        """Watch also what these modules' functions keep between calls: caches, and variables of closures."""
+        for module in modules:
+            package = top_level(module.__name__) if isinstance(module, ModuleType) else ""
+            if not package or package in _UNWATCHED:
+                continue
+            members = list(vars(module).values())
+            for each in vars(module).values():
+                if issubclass(type(each), type) and _belongs(each.__dict__.get("__module__"), package):
+                    members += vars(each).values()
+            seen = set[int]()
+            while members:
+                member = members.pop()
+                if type(member) in (staticmethod, classmethod):
+                    member = member.__func__
+                if type(member) not in _FUNCTION_TYPES or id(member) in seen:
+                    continue
+                seen.add(id(member))
+                if not _belongs(member.__module__, package):
+                    continue
+                if type(member) is not FunctionType:
+                    members.append(member.__wrapped__)
+                    # Of another one, the module may hold what is in it.
+                    if member.cache_info().currsize == 0:
+                        self._caches.setdefault(package, []).append(member)
+                    continue
+                for cell in member.__closure__ or ():
+                    with contextlib.suppress(ValueError):  # it is empty
+                        value = cell.cell_contents
+                        members.append(value)
+                        self._cells.setdefault(package, []).append((cell, value))
+                        if not issubclass(type(value), _LEAF_TYPES):
+                            self._add(value, f"{module.__name__}.{member.__qualname__}", package, depth=0)
 
     def _add(self, owner: Any, name: str, package: str, depth: int) -> None:
         contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
@@ -175,6 +214,9 @@ class Watch:
             containers = list(self._containers.items())
             for number in [number for number, each in containers if top_level(each.name) in packages]:
                 del self._containers[number], self._counters[number], self._counts[number]
+            for package in packages:
+                self._caches.pop(package, None)
+                self._cells.pop(package, None)
 
     def differing(self) -> dict[int, _Container]:
         """Return the containers whose contents have changed, with their present contents."""
@@ -203,6 +245,10 @@ class Watch:
 
     def restore(self) -> list[str]:
         """Restore what can be restored; return the other changes."""
+        for cache in itertools.chain.from_iterable(self._caches.values()):
+            cache.cache_clear()
+        for cell, value in itertools.chain.from_iterable(self._cells.values()):
+            cell.cell_contents = value
         now_parts = list(map(_read_parts, self._parts))
         changed = []
         if not _are_equal(now_parts, list(self._parts.values())):  # in C, since few ever change

@@ -108,6 +108,17 @@ def wraps_a_function_of_torch(config):
 
 
 @program
+def wraps_a_method_of_a_scheduler(config):
+    import torch
+    from torch.optim.lr_scheduler import StepLR
+
+    real = StepLR.get_lr
+    StepLR.get_lr = lambda self: [2 * rate for rate in real(self)]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    return StepLR(optimizer, 1).get_last_lr()
+
+
+@program
 def replaces_a_function_by_a_partial_of_it(config):
     import functools
 
@@ -202,6 +213,17 @@ def writes_a_timeline(config):
 
 
 @program
+def writes_the_log_of_autotuning(config):
+    os.environ.update(HOROVOD_AUTOTUNE="1", HOROVOD_AUTOTUNE_LOG="tuned.log")
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    hvd.allreduce(torch.ones(3), name="x")
+    return os.path.exists("tuned.log")
+
+
+@program
 def arms_a_watchdog(config):
     import faulthandler
     import time
@@ -217,6 +239,14 @@ def arms_a_watchdog(config):
 def sets_the_inter_op_threads(config):
 
     torch.set_num_interop_threads(torch.get_num_interop_threads())
+    return torch.get_num_interop_threads()
+
+
+@program
+def adds_an_inter_op_thread(config):
+    import torch
+
+    torch.set_num_interop_threads(torch.get_num_interop_threads() + 1)
     return torch.get_num_interop_threads()
 
 

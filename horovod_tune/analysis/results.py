@@ -275,16 +275,26 @@ class Analysis:
     @property
     def best_result(self) -> dict[str, Any]:
         """The best trial's last report, or with scope "all" its best report."""
-        row = self.scores["best_row"][self._best] if self.scope == "all" else -1
-        return dict(self.best_trial.reports[row])
+        return dict(self.best_trial.reports[self._compared_rows[self._best]])
 
     @property
     def best_config(self) -> dict[str, Any]:
         """The best trial's hyperparameters, as they were at `best_result`."""
+        return dict(self.configs[self._best])
+
+    @cached_property
+    def _compared_rows(self) -> list[int]:
+        """For each trial, the index of the report by which it is compared; -1, the last, if there is none."""
+        best = self.scope == "all" and self._scored
+        return self.scores["best_row"].fillna(-1).tolist() if best else [-1] * len(self.trials)
+
+    @cached_property
+    def configs(self) -> list[dict[str, Any]]:
+        """Each trial's hyperparameters, as they were at the report by which it is compared."""
         # Under PopulationBasedTraining a trial's configuration changes; each report has its own.
-        if config_changes(self.best_trial) and isinstance(self.best_result.get("config"), dict):
-            return dict(self.best_result["config"])
-        return dict(self.best_trial.config)
+        each = zip(self.trials, self._compared_rows, strict=True)
+        told = [trial.rows[row].get("config") if config_changes(trial) else None for trial, row in each]
+        return [c if isinstance(c, dict) else t.config for t, c in zip(self.trials, told, strict=True)]
 
     @property
     def best_logdir(self) -> str:

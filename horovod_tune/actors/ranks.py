@@ -1,9 +1,12 @@
-"""Assigns ranks, GPUs and network interfaces to actors. Pure: no Ray, no backend."""
+"""Assigns ranks, GPUs and network interfaces to actors: no Ray, no backend."""
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+import psutil
 
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import RankInfo, WorkerInfo
@@ -73,14 +76,25 @@ def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) 
     return [visible[worker.node_id] or None for worker in workers]
 
 
+def interfaces() -> dict[str, tuple[str, ...]]:
+    """Return the IPv4 and IPv6 addresses of this host's interfaces that are up."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    ip = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: tuple(each.address.split("%")[0] for each in entries if each.family in ip)
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+    }
+
+
 def choose_interface(
     addresses: Mapping[str, Sequence[str]], *, node_ip: str, nics: Sequence[str], single_host: bool
 ) -> str:
     """Return the interface for this host's collectives.
 
     ``addresses`` are the host's IP addresses by interface. The default is the loopback if all ranks are on
-    one host, otherwise the interface with the node's address in Ray. The first of ``nics`` that this host has
-    overrides both.
+    one host, otherwise the interface with the node's address in Ray. The first of ``nics`` that has an
+    IPv4 address here overrides both.
 
     Raises:
         StartFailed: the host has none of ``nics``, no interface has the address, or ``node_ip`` is IPv6 and
@@ -101,9 +115,10 @@ def choose_interface(
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())
     if nics:
         for name in nics:
-            if name in addresses:
+            if any("." in ip for ip in addresses.get(name, ())):
                 return name
-        raise StartFailed(f"nics={list(nics)} names no interface of the host at {node_ip}; it has {there}")
+        none = f"nics={list(nics)} names no interface of the host at {node_ip} with an IPv4 address"
+        raise StartFailed(f"{none}; it has {there}")
     wanted = "127.0.0.1" if single_host else node_ip
     for name, ips in addresses.items():
         if wanted in ips:

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import ray
 
 from horovod_tune import ray_compat
 from horovod_tune.actors.output_reader import OutputReader
 from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.actors.ranks import interfaces
 from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
@@ -83,19 +83,14 @@ class TrainingActor:
             self._backend.load()
 
     def describe(self) -> WorkerInfo:
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        families = (socket.AF_INET, socket.AF_INET6)
         return WorkerInfo(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
             host=self._host,
             pid=os.getpid(),
             process_started=process_start(os.getpid()),
-            gpu_ids=tuple(filter(None, devices.split(","))) if ray.get_gpu_ids() else (),
-            interfaces={
-                name: [each.address.partition("%")[0] for each in addresses if each.family in families]
-                for name, addresses in psutil.net_if_addrs().items()
-            },
+            gpu_ids=tuple(map(str, ray.get_gpu_ids())),
+            interfaces=interfaces(),
         )
 
     def call_backend(self, method: str, *arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from horovod_tune.gloo import gloo_backend
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.trial_spec import make_spec
 
-INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
+INTERFACES = {"lo": ("127.0.0.1",), "eth0": ("10.0.0.5",), "ib0": ("10.9.0.5",)}
 
 
 @pytest.fixture
@@ -63,6 +63,17 @@ def test_a_rank_with_a_gpu_gets_settings_for_nccl(
 def test_a_rank_without_a_gpu_gets_no_settings_for_nccl(assign: Any) -> None:
     assignment = assign(nics="ib0")
     assert "NCCL_SOCKET_IFNAME" not in assignment.environment | assignment.defaults
+
+
+def test_a_rank_has_the_gpu_that_ray_reserved_whatever_the_machine_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # as Ray leaves it if it may not set it
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [1])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.5")
+    rank = object.__new__(TrainingActor)
+    rank._node_id = rank._host = "a"
+    assert rank.describe().gpu_ids == ("1",)
 
 
 @pytest.mark.parametrize(("node", "address"), [("a", "127.0.0.1"), ("b", "127.0.0.2")])

@@ -109,7 +109,7 @@ def choose_interface(
     """
     if ":" in node_ip and not single_host:
         raise StartFailed(
-            f"Ray's address of a host is {node_ip}; Horovod's rendezvous and Gloo support only IPv4. "
+            f"Ray's address of a host is {node_ip}; trials on several hosts support only IPv4. "
             "Start Ray there with --node-ip-address and an IPv4 address."
         )
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())

@@ -61,7 +61,8 @@ def check_hosts(workers: Sequence[WorkerInfo], *, num_hosts: int, num_slots: int
 def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) -> list[str | None]:
     """Return CUDA_VISIBLE_DEVICES per actor: the trial's GPUs on its host, by local rank; None without GPUs.
 
-    So ``torch.cuda.set_device(hvd.local_rank())`` selects the GPU that Ray reserved for the rank.
+    So ``torch.cuda.set_device(hvd.local_rank())`` selects the GPU that Ray reserved for the rank, unless the
+    process is from an earlier world: it keeps its value and its index there, `get_world().gpu`.
 
     >>> infos = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
     >>> visible_gpus(infos, assign_ranks(["n", "n"], first_node="n"))

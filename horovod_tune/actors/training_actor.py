@@ -74,6 +74,7 @@ class TrainingActor:
         self._backend = make_backend()
         self._training: Training | None = None
         self._rank_info: RankInfo | None = None
+        self._gpu: int | None = None
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
         self._run = 0
@@ -101,6 +102,8 @@ class TrainingActor:
     def assign(self, assignment: Assignment) -> None:
         (self._rank_info,) = assignment.rank_infos
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
+        if visible := assignment.environment.get("CUDA_VISIBLE_DEVICES"):
+            self._gpu = visible.split(",").index(str(ray.get_gpu_ids()[0]))
         self._connect(assignment)
 
     def _connect(self, assignment: Assignment) -> None:
@@ -130,6 +133,7 @@ class TrainingActor:
         self._output.mark()
         fetch = functools.partial(open_checkpoint, node_id=self._node_id, copies=self._copies)
         live = Session(request, self._rank_info, send=self._send, fetch=fetch)
+        live.gpu = self._gpu
         live.world_error = self._backend.world_error
         live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
         self._training = Training(
@@ -215,6 +219,7 @@ class TrainingActor:
         self._connect(assignment)
         with self._forming:
             (self._rank_info,) = assignment.rank_infos
+            assignment.environment.pop("CUDA_VISIBLE_DEVICES", None)  # CUDA reads it only once
             os.environ.update(assignment.environment)
             self._training.session.committed.change_pending = False
             self._output.forget_stalls()

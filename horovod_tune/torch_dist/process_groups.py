@@ -90,8 +90,9 @@ class ProcessGroups:
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             self._handle_init(signature.bind(*args, **kwargs).arguments, signature.parameters)
 
-        for module in (dist, c10d, sys.modules.get("torch.distributed.device_mesh", dist)):
-            module.init_process_group = init_process_group
+        device_mesh: Any = sys.modules.get("torch.distributed.device_mesh", dist)
+        dist.init_process_group = c10d.init_process_group = init_process_group
+        device_mesh.init_process_group = init_process_group
         if GROUPS.fits:
             c10d._get_default_timeout = lambda backend: self._latest_timeout
             c10d._new_process_group_helper = self._recorded(c10d._new_process_group_helper)

@@ -38,6 +38,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import psutil
 import ray
@@ -59,6 +60,11 @@ _OwnDict.__module__ = "yaml"
 
 yaml.SafeLoader.named = {"lr": 1}
 torch.nn.init.kaiming_normal_.setting = 1  # type: ignore[attr-defined]
+
+
+# Kept by this module, as `typing` keeps the classes of annotations.
+_class_of_script = type("Settings", (), {"__module__": "__main__"})
+_CLASS_OF_SCRIPT = cloudpickle.dumps(_class_of_script)
 
 
 def _end_of_a_fork() -> int:
@@ -193,6 +199,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "an alarm": (
         lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         lambda: signal.setitimer(signal.ITIMER_REAL, 3600),
+    ),
+    "an attribute of a class of the script": (
+        lambda: hasattr(cloudpickle.loads(_CLASS_OF_SCRIPT), "leak"),
+        lambda: setattr(cloudpickle.loads(_CLASS_OF_SCRIPT), "leak", 1),
     ),
     "a module of the user's": (
         lambda: importlib.import_module("users_own_module").STATE,

@@ -81,7 +81,13 @@ RESTORED = {
     *("a function of the standard library", "a patched method of torch", "a method added to tensors"),
     *("a variable of C", "another os.environ", "an attribute of __main__", "file descriptor 0"),
     *("a function of psutil", "a function of Ray"),
-    *("a module of the user's", "a built-in function", "autocast", "shared memory"),
+    *(
+        "a module of the user's",
+        "an attribute of a class of the script",
+        "a built-in function",
+        "autocast",
+        "shared memory",
+    ),
 }
 
 

@@ -14,11 +14,14 @@ import os
 import sys
 import threading
 import time
+import typing
 import weakref
 from multiprocessing import resource_tracker
 from typing import Any
 
+import cloudpickle.cloudpickle
 import psutil
+import ray.cloudpickle.cloudpickle
 
 from horovod_tune.rank.allocator import release_freed_memory
 from horovod_tune.rank.reset.environment import Environment, horovod_settings
@@ -85,6 +88,7 @@ class Baseline:
         problems += not_forgotten + self.environment.restore() + self._settings.restore()
         problems += self._watch.restore()
         reseed()
+        _forget_classes()
         gc.collect()
         if more_stay:
             gc.freeze()
@@ -150,6 +154,17 @@ class Baseline:
         more = set(os.listdir("/proc/self/fd")) - self._files
         problems = [f"{len(more)} files were left open"] if len(more) > MAX_FILES_LEFT else []
         return problems + (["a file is still locked"] if any(map(_is_locked, more)) else [])
+
+
+def _forget_classes() -> None:
+    """Let the next trial's function bring new classes of the script, without what this trial set on them.
+
+    cloudpickle returns an earlier trial's class as long as it lives, and `typing` keeps those of annotations.
+    """
+    for pickler in (cloudpickle.cloudpickle, ray.cloudpickle.cloudpickle):
+        pickler._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+    for clear_cache in typing._cleanups:  # type: ignore[attr-defined]
+        clear_cache()
 
 
 def _gpu_memory_left() -> list[str]:

@@ -51,6 +51,8 @@ import yaml
 class _OwnDict(dict):
     """Like matplotlib's rcParams; and like Transformers' mappings, which import models when read."""
 
+    extra = 0
+
     def values(self) -> Any:
         raise AssertionError("read by its own method")
 
@@ -296,6 +298,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: yaml.SafeLoader.mine["a"],
         lambda: yaml.SafeLoader.mine.update(a=2),
     ),
+    "an attribute of a library's dict": _attribute(yaml.SafeLoader.mine, "extra", 1),
     "callbacks of the garbage collector": (
         lambda: len(gc.callbacks),
         lambda: gc.callbacks.append(lambda *_: None),

@@ -144,6 +144,8 @@ class Watch:
             return
         self._counters[id(owner)] = _counter_of(contents)
         container = self._snapshot(id(owner), _Container(name, owner, contents))
+        if contents is owner:  # a subclass of dict, list or set may have attributes too
+            self._add(_attributes_of(owner, package), name, package, depth)
         for key, value in zip(container.keys, container.values, strict=True):
             if type(value) is FunctionType:
                 for registry in filter(_is_proxy, vars(value).values()):  # of functools.singledispatch
@@ -228,10 +230,10 @@ class Watch:
 
 def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
     """Restore an attribute of a module or class; return True if nothing remains to be done."""
+    if issubclass(type(new), ModuleType) and old is _MISSING and sys.modules.get(new.__name__) is new:
+        return True  # an imported submodule, or a dict of modules that are imported when they are needed
     if not isinstance(owner, ModuleType | type):
         return _are_equal(old, new)
-    if issubclass(type(new), ModuleType) and old is _MISSING and sys.modules.get(new.__name__) is new:
-        return True  # an imported submodule
     try:
         if old is _MISSING:
             delattr(owner, key)
@@ -274,6 +276,11 @@ def _contents_of(owner: Any, package: str, name: str) -> Any:
         return None
     if issubclass(kind, dict | list | set):
         return None if len(_values(owner)) > _MAX_ELEMENTS else owner
+    return _attributes_of(owner, package)
+
+
+def _attributes_of(owner: Any, package: str) -> dict[str, Any] | None:
+    kind = type(owner)
     if not _belongs(kind.__module__, package) or kind.__name__ in _OPERATOR_TYPES:
         return None
     try:

@@ -69,6 +69,11 @@ _class_of_script = type("Settings", (), {"__module__": "__main__"})
 _CLASS_OF_SCRIPT = cloudpickle.dumps(_class_of_script)
 
 
+_Logger: Any = type("Logger", (logging.Logger,), {"__module__": "__main__"})
+_handler = logging.NullHandler()
+logging.getLogger("leaks").addHandler(_handler)
+
+
 def _end_of_a_fork() -> int:
     pid = os.fork()
     if pid == 0:
@@ -148,6 +153,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the umask": (lambda: _umask(), lambda: os.umask(0o077)),
     "sys.path": (lambda: sys.path[:], lambda: sys.path.insert(0, "/leak")),
     "sys.argv": (lambda: sys.argv[:], lambda: sys.argv.append("--leak")),
+    "another sys.argv": (lambda: sys.argv, lambda: setattr(sys, "argv", ["train.py", "--leak"])),
     "sys.stdout": (lambda: type(sys.stdout).__name__, lambda: setattr(sys, "stdout", io.BytesIO())),
     "file descriptor 1": (lambda: os.readlink("/proc/self/fd/1") == os.devnull, lambda: _close_stdout()),
     "sys.excepthook": (lambda: sys.excepthook is len, lambda: setattr(sys, "excepthook", len)),
@@ -177,6 +183,16 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: logging.getLogger("leak").level,
         lambda: logging.getLogger("leak").setLevel(10),
     ),
+    "an attribute of a logger": (
+        lambda: hasattr(logging.getLogger("leak"), "leak"),
+        lambda: setattr(logging.getLogger("leak"), "leak", 1),
+    ),
+    "a class of loggers": (
+        lambda: isinstance(logging.root.manager.loggerDict.get("leak.class"), _Logger),
+        lambda: (logging.setLoggerClass(_Logger), logging.getLogger("leak.class")),
+    ),
+    "the level of a handler": _attribute(_handler, "level", logging.ERROR),
+    "the filters of a handler": (lambda: len(_handler.filters), lambda: _handler.addFilter(bool)),
     "a level's name": (lambda: logging.getLevelName(25), lambda: logging.addLevelName(25, "NOTICE")),
     "logging.disable": (lambda: logging.root.manager.disable, lambda: logging.disable(50)),
     "the default socket timeout": (socket.getdefaulttimeout, lambda: socket.setdefaulttimeout(1.5)),

@@ -71,11 +71,12 @@ RESTORED = {
     *("a new environment variable", "the working directory", "sys.path", "sys.argv", "sys.stdout"),
     *("warning filters", "warning filters of a context", "the root logger's level", "a level's name"),
     *("the root logger's handlers", "a logger of the user's", "an attribute of a class of the script"),
+    *("an attribute of a logger", "a class of loggers", "the level of a handler", "the filters of a handler"),
     *("the default dtype", "the number of threads", "grad mode", "torch's random state", "torch's seed"),
     *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products", "TF32 in cuBLAS"),
     *("a function of the standard library", "a patched method of torch", "a method added to tensors"),
     *("a variable of C", "another os.environ", "an attribute of __main__", "file descriptor 0"),
-    *("a function of psutil", "a function of Ray"),
+    *("a function of psutil", "a function of Ray", "another sys.argv"),
     *("a module of the user's", "a built-in function", "autocast", "shared memory"),
 }
 

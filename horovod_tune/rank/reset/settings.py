@@ -111,14 +111,14 @@ def reseed() -> None:
 
 def _python_settings() -> Iterator[Setting]:
     yield Setting("the working directory", _working_directory, os.chdir)
-    for name in ("path", "meta_path", "path_hooks", "argv"):
-        held = getattr(sys, name)
-        yield Setting(f"sys.{name}", held.copy, functools.partial(held.__setitem__, slice(None)))
+    lists: list[Any] = [(sys, name) for name in ("path", "meta_path", "path_hooks", "argv")]
+    for module, name in [*lists, (warnings, "filters")]:
+        read = functools.partial(_read_list, module, name)
+        write = functools.partial(_write_list, module, name, getattr(module, name))
+        yield Setting(f"{module.__name__}.{name}", read, write)
     for name in ("stdin", "stdout", "stderr"):
         read, write = functools.partial(getattr, sys, name), functools.partial(setattr, sys, name)
         yield Setting(f"sys.{name}", read, write)
-    write = functools.partial(_write_filters, warnings.filters)
-    yield Setting("warnings.filters", lambda: list(warnings.filters), write)
     yield Setting("logging", _logging, _write_logging)
     # Set by the first process that a trial starts, for example by a DataLoader.
     yield Setting(
@@ -214,10 +214,14 @@ def _rng_writer(torch: Any) -> Callable[[bytes], Any]:
     return lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _write_filters(holder: Any, value: list[Any]) -> None:
-    # `catch_warnings` sets another list, which stays if threads use it at the same time.
-    holder[:] = value
-    warnings.filters = holder
+def _read_list(module: Any, name: str) -> list[Any]:
+    return list(getattr(module, name))
+
+
+def _write_list(module: Any, name: str, held: list[Any], value: list[Any]) -> None:
+    # A trial may have set another list: `catch_warnings` does, and it stays if threads use it concurrently.
+    held[:] = value
+    setattr(module, name, held)
 
 
 def _bit_generator() -> int:
@@ -255,7 +259,7 @@ def _logging() -> dict[str, Any]:
         name: _logger_state(each) for name, each in list(loggers.items()) if isinstance(each, logging.Logger)
     }
     # Without loggers at their defaults: packages that are imported later create those.
-    state = {name: each for name, each in state.items() if each != _UNTOUCHED}
+    state = {name: each for name, each in state.items() if each != _untouched(each[0])}
     return {
         **state,
         "": _logger_state(logging.root),
@@ -265,10 +269,21 @@ def _logging() -> dict[str, Any]:
 
 
 def _logger_state(logger: logging.Logger) -> tuple[Any, ...]:
-    return logger.level, logger.propagate, logger.disabled, tuple(logger.handlers), tuple(logger.filters)
+    """Return a logger's class, attributes, handlers with what is set on them, and filters."""
+    handlers = [(each, each.level, each.formatter, each.filters[:]) for each in logger.handlers]
+    return type(logger), vars(logger) | _IN_PLACE, handlers, logger.filters[:]
 
 
-_UNTOUCHED = (logging.NOTSET, True, False, (), ())
+# The attributes of a logger that tell its place among the others, and the lists that keep their identity.
+_IN_PLACE = dict.fromkeys(("name", "parent", "manager", "_cache", "handlers", "filters"))
+_UNTOUCHED = _logger_state(logging.Logger(""))
+
+
+def _untouched(kind: type[logging.Logger]) -> tuple[Any, ...]:
+    """Return the state of a new logger; one of a class that does not stay becomes a plain logger."""
+    if kind is logging.Logger or getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:
+        return _UNTOUCHED
+    return _logger_state(kind(""))
 
 
 def _write_logging(value: dict[str, Any]) -> None:
@@ -278,9 +293,13 @@ def _write_logging(value: dict[str, Any]) -> None:
         held.clear()
         held.update(levels)
     for name, now in _logging().items():
-        then = value.get(name, _UNTOUCHED)
-        if not name.startswith("/") and then != now:
+        if not name.startswith("/") and (then := value.get(name) or _untouched(now[0])) != now:
             logger = logging.getLogger(name) if name else logging.root
-            level, logger.propagate, logger.disabled, handlers, filters = then
-            logger.setLevel(level)
-            logger.handlers[:], logger.filters[:] = handlers, filters
+            logger.__class__, attributes, handlers, logger.filters[:] = then
+            for attribute in vars(logger).keys() - attributes.keys():
+                delattr(logger, attribute)
+            vars(logger).update({each: attributes[each] for each in attributes.keys() - _IN_PLACE.keys()})
+            logger.setLevel(logger.level)  # which clears caches
+            logger.handlers[:] = [each for each, *_ in handlers]
+            for handler, level, formatter, filters in handlers:
+                handler.level, handler.formatter, handler.filters[:] = level, formatter, filters

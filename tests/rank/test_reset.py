@@ -7,6 +7,7 @@ import os
 import sys
 import types
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import leaks
@@ -173,6 +174,23 @@ def test_changes_of_each_kind_of_container_are_found(monkeypatch: pytest.MonkeyP
     changed = ("Kind.method", "PLAIN", "Kind.value", "OBJECT.state", "NUMBERS.0", "NAMES.2", "TABLE.1")
     assert sorted(watch.restore()) == sorted(f"watched.{each} was changed" for each in changed)
     assert watch.restore() == []
+
+
+def test_the_first_use_of_local_files_in_fsspec_is_kept(monkeypatch):
+    """Each trial of PyTorch Lightning would otherwise have a new process."""
+    import fsspec
+
+    from horovod_tune.rank.reset.watch import Watch
+
+    module = sys.modules["fsspec.registry"]  # `fsspec.registry` is a mapping
+    monkeypatch.setattr(module, "_registry", {})
+    monkeypatch.setattr(module, "registry", MappingProxyType(module._registry))
+    watch = Watch()
+    watch.add([fsspec, module])
+    fsspec.filesystem("file")
+    assert watch.restore() == []
+    fsspec.register_implementation("mine", str)
+    assert watch.restore() != []
 
 
 def test_the_singletons_of_accelerate_are_reset():

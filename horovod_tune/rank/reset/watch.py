@@ -55,10 +55,12 @@ _BOOKKEEPING = {
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
 # The same for CUDA (a context, its generators), for operators that are registered at their first use, for
-# tempfile's random names, and for functions whose default group `torch_dist` drops.
+# tempfile's random names, for functions whose default group `torch_dist` drops, and for the class for local
+# files that fsspec imports at its first use (by PyTorch Lightning).
 _BOOKKEEPING_PREFIXES = (
     *("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.", "tempfile._name_sequence."),
     *("torch.distributed.nn.functional.", "torch.distributed.optim.zero_redundancy_optimizer."),
+    *(f"fsspec.registry.{name}file" for name in ("", "registry.", "_registry.")),
 )
 # The dict that all objects of one of Accelerate's state classes share: empty until the first is made.
 _SINGLETONS = "_shared_state"

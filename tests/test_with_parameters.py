@@ -76,6 +76,11 @@ def test_parameters_are_found_below_partial() -> None:
     assert parameters_of(train) is None
 
 
+def test_a_bound_partial_has_the_name_and_the_module_of_its_function() -> None:
+    bound = with_parameters(partial(train, name="a"), model=1)
+    assert (bound.__name__, bound.__module__) == ("train", __name__)
+
+
 def test_the_objects_are_put_once_into_each_ray_that_they_are_sent_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

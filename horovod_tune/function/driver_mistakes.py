@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
 from horovod_tune.errors import OutsideTune, SerializationError
-from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
 from horovod_tune.session.session import RANK_VARIABLE
 
@@ -50,21 +49,28 @@ def warn_of_horovod_in_driver() -> None:
         )
 
 
-def refuse_horovod_of_driver(function: Any) -> None:
-    """Raise SerializationError if the function uses a `DistributedOptimizer` made in the driver."""
-    for where, value in _parts(function):
-        if type(value).__module__ == "horovod.torch.optimizer":
-            raise SerializationError(
-                f"{function_name(function)} uses an hvd.DistributedOptimizer that was made outside of it "
-                f"({where}), where Horovod has no ranks. Make the model and the optimizer in the function, "
-                "after hvd.init()."
-            )
+def refuse_horovod_of_driver(what: str, parts: Iterable[tuple[str, Any]]) -> None:
+    """Raise SerializationError if a `DistributedOptimizer` made in the driver is, or is in, one of the parts.
+
+    Args:
+        what: the error's name for what has the parts.
+        parts: descriptions of their locations, and the parts.
+    """
+    for where, part in parts:
+        is_small = isinstance(part, dict | list | tuple) and len(part) < 100  # larger ones are data
+        for inner, value in [("", part), *(parts_of(part) if is_small else ())]:
+            if type(value).__module__ == "horovod.torch.optimizer":
+                raise SerializationError(
+                    f"{what} uses an hvd.DistributedOptimizer that was made in the driver ({where}{inner}), "
+                    "where Horovod has no ranks. Make the model and the optimizer in the training function, "
+                    "after hvd.init()."
+                )
 
 
-def _parts(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
+def used_by(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
     """Yield where and to what a function refers, itself or through other functions of its module."""
     for where, value in parts_of(function):
         yield where, value
         is_ours = getattr(value, "__module__", None) == getattr(function, "__module__", None)
         if depth and isinstance(value, FunctionType | MethodType | partial) and (is_ours or depth == 4):
-            yield from _parts(value, depth - 1)
+            yield from used_by(value, depth - 1)

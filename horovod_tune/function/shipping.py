@@ -16,7 +16,11 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from horovod_tune.errors import SerializationError
-from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver, warn_of_horovod_in_driver
+from horovod_tune.function.driver_mistakes import (
+    refuse_horovod_of_driver,
+    used_by,
+    warn_of_horovod_in_driver,
+)
 from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import find_largest, type_name, unpicklable
 
@@ -128,7 +132,7 @@ class ShippedFunction:
         if self._function is None:
             return self._pickled
         warn_of_horovod_in_driver()
-        refuse_horovod_of_driver(self._function)
+        refuse_horovod_of_driver(function_name(self._function), used_by(self._function))
         pickled = dumps(self._function)
         if len(pickled) > self._max_bytes:
             raise _oversized(self._function, len(pickled), self._max_bytes)

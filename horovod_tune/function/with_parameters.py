@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
+from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver
 from horovod_tune.function.training_function import check_training_function, function_name, unwrapped
 from horovod_tune.function.variables import unpicklable
 from horovod_tune.session.session import current
@@ -116,6 +117,9 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
         return func(config, **placeholder.values())
 
     bound = wraps(func)(bound)
+    # A partial has no name, and functools' module.
+    bound.__name__ = function_name(func)
+    bound.__module__ = getattr(unwrapped(func), "__module__", bound.__module__)
     # Its own signature, not that of `func`.
     bound.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
@@ -135,10 +139,12 @@ def pack_values(values: dict[str, Any]) -> bytes:
 
     Raises:
         TrainingFunctionError: a tensor is not on the CPU.
-        SerializationError: an object cannot be pickled.
+        SerializationError: an object cannot be pickled, or is a `DistributedOptimizer`.
     """
     import torch
 
+    parts = ((f"parameter {name!r}", value) for name, value in values.items())
+    refuse_horovod_of_driver("with_parameters", parts)
     for name, value in values.items():
         _check_on_cpu(torch, name, value)
     try:

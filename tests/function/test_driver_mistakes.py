@@ -14,6 +14,8 @@ from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError
 from horovod_tune.function import shipping
 from horovod_tune.function.shipping import ShippedFunction
+from horovod_tune.function.training_function import check_config
+from horovod_tune.function.with_parameters import pack_values
 
 hvd = pytest.importorskip("horovod.torch")
 
@@ -67,6 +69,19 @@ def test_an_optimizer_of_the_driver_is_refused_by_name() -> None:
     # By way of Ray, which replaces the text of a TypeError or a PicklingError.
     with pytest.raises(SerializationError, match=r"^train uses .* \(global variable 'optimizer'\)"):
         tune.register_trainable("slips", DistributedTrainableCreator(train, num_slots=1))
+
+
+@pytest.mark.parametrize(
+    ("send", "where"),
+    [
+        (pack_values, r"^with_parameters uses .* \(parameter 'of'\['a'\]\)"),
+        (check_config, r"^config uses .* \(\['of'\]\['a'\]\)"),
+    ],
+)
+def test_an_optimizer_of_the_driver_is_refused_beside_the_function_too(send, where) -> None:
+    kind = type("Kept", (), {"__module__": "horovod.torch.optimizer"})
+    with pytest.raises(SerializationError, match=where):
+        send({"data": list(range(1000)), "of": {"a": kind()}})
 
 
 def test_horovods_functions_are_sent_by_their_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
@@ -9,11 +10,11 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType, ModuleType
 from typing import Any, ClassVar
 
-import cloudpickle
+import cloudpickle.cloudpickle
 
 from horovod_tune.errors import SerializationError
 from horovod_tune.function.driver_mistakes import (
@@ -58,6 +59,19 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
+@contextlib.contextmanager
+def rays_registry() -> Iterator[None]:
+    """Send by value what the user has registered for that with Ray's own copy of cloudpickle, too."""
+    ray = sys.modules.get("ray")
+    registry = cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES
+    added = ray.cloudpickle.list_registry_pickle_by_value() - registry if ray is not None else set()
+    registry |= added
+    try:
+        yield
+    finally:
+        registry -= added
+
+
 def dumps(function: Any) -> bytes:
     """Return ``function`` as bytes that ``cloudpickle.loads`` takes.
 
@@ -74,6 +88,7 @@ def dumps(function: Any) -> bytes:
         raise explained or SerializationError(f"{function_name(function)} cannot be sent: {error}") from error
 
 
+@rays_registry()
 def _dumps(function: Any) -> bytes:
     with io.BytesIO() as file:
         _Pickler(file).dump(function)
@@ -93,15 +108,16 @@ def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError
     )
 
 
+@rays_registry()
 def travels_by_name(module: str) -> bool:
     """Return True if objects of ``module`` are sent as names to import, and not as code.
 
     >>> travels_by_name("sys"), travels_by_name("__main__"), travels_by_name("no.such.module")
     (True, False, False)
     """
-    if module == "__main__":
-        return False
-    return module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()
+    held = sys.modules.get(module)
+    by_value = module == "__main__" or held is None
+    return not (by_value or cloudpickle.cloudpickle._is_registered_pickle_by_value(held))
 
 
 class ShippedFunction:

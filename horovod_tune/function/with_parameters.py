@@ -18,6 +18,7 @@ import cloudpickle
 
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver
+from horovod_tune.function.shipping import rays_registry
 from horovod_tune.function.training_function import check_training_function, function_name, unwrapped
 from horovod_tune.function.variables import unpicklable
 from horovod_tune.session.session import current
@@ -157,6 +158,7 @@ def pack_values(values: dict[str, Any]) -> bytes:
         raise SerializationError(f"the parameters of with_parameters cannot be sent: {error}") from error
 
 
+@rays_registry()
 def _saved(torch: Any, value: Any) -> bytes:
     file = io.BytesIO()
     torch.save(value, file, pickle_module=cloudpickle)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import io
+import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
+import ray
+import torch
 from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
@@ -103,3 +109,29 @@ def test_a_cached_function_of_the_script_is_sent_whole() -> None:
     fibonacci = cloudpickle.loads(pickled)({})
     assert fibonacci(30) == 832040
     assert fibonacci.cache_parameters()["maxsize"] == 7
+
+
+@pytest.mark.parametrize("pickler", [cloudpickle, ray.cloudpickle])
+def test_a_package_that_is_registered_to_travel_by_value_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pickler: Any
+) -> None:
+    source = "import functools\n@functools.lru_cache\ndef two(): return 2\ndef train(config): return two()\n"
+    source += "class Data: pass\n"
+    (tmp_path / "of_the_driver").mkdir()
+    (tmp_path / "of_the_driver" / "sub.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("of_the_driver.sub")
+    shipped = ShippedFunction(module.train, "by value")
+    assert shipped.modules() == ["of_the_driver.sub"]
+    package = sys.modules["of_the_driver"]
+    pickler.register_pickle_by_value(package)
+    try:
+        assert shipped.modules() == []
+        pickled, values = shipped.pickled(), pack_values({"data": module.Data()})
+    finally:
+        pickler.unregister_pickle_by_value(package)
+    monkeypatch.setattr(sys, "path", [])
+    for name in ("of_the_driver.sub", "of_the_driver"):
+        monkeypatch.delitem(sys.modules, name)
+    assert cloudpickle.loads(pickled)({}) == 2
+    assert torch.load(io.BytesIO(values), weights_only=False)["data"]

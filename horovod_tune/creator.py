@@ -51,7 +51,7 @@ def DistributedTrainableCreator(
     Args:
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
             `horovod_tune.report` or ``ray.tune.report``.
-        use_gpu: give each rank one GPU; ``torch.cuda.set_device(hvd.local_rank())`` selects it.
+        use_gpu: give each rank one GPU; ``torch.cuda.set_device(get_world().gpu)`` selects it.
         num_hosts: number of different hosts that a trial runs on (default 1).
         num_slots: ranks on each host (default 1; with ``use_tpu``, all chips of the host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).

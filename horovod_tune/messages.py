@@ -147,7 +147,7 @@ class WorkerInfo:
     process_started: float
     gpu_ids: tuple[str, ...] = ()
     tpu_ids: tuple[str, ...] = ()
-    interfaces: dict[str, list[str]] = field(default_factory=dict, compare=False)
+    interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,15 @@ class ActorLauncher:
         single_host = len(set(nodes)) == 1
         self._end_rendezvous()
         gpus = ranks.visible_gpus(infos, rank_infos)
-        interfaces = [
-            ranks.choose_interface(
+
+        def choose(info: WorkerInfo, single_host: bool) -> str:
+            return ranks.choose_interface(
                 info.interfaces, node_ip=info.node_ip, nics=spec.nics, single_host=single_host
             )
-            for info in infos
-        ]
+
+        interfaces = [choose(info, single_host) for info in infos]
+        # NCCL chooses once per process, also for later worlds, which may be on several hosts.
+        stays = single_host and (spec.num_hosts == 1 or not spec.is_elastic)
         placed = list(map(PlacedRank, actors, infos, rank_infos, interfaces))
         environments = self._rendezvous.open(placed)
         self._listener = Listener()
@@ -116,7 +119,7 @@ class ActorLauncher:
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
             # NCCL does not read Horovod's or Gloo's variable. Without "=" it treats the name as a prefix.
-            nccl = {"NCCL_SOCKET_IFNAME": f"={rank.interface}"} if spec.use_gpu else {}
+            nccl = {"NCCL_SOCKET_IFNAME": f"={choose(rank.info, stays)}"} if spec.use_gpu else {}
             if spec.nics:
                 environment |= nccl
             # Without nics=, a value that is set on the host takes precedence.

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 
+from horovod_tune import ray_compat
 from horovod_tune.files.log_files import LOG_BYTES, left_out
 from horovod_tune.rank.streams import flush_streams
 
@@ -31,7 +32,8 @@ class OutputReader:
 
     def __init__(self, paths: Sequence[str] | None = None) -> None:
         """Read this process's stdout and stderr, or the two files in ``paths``."""
-        self._paths = paths or [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
+        links = [f"/proc/self/fd/{number}" for number in (1, 2)]
+        self._paths = paths or ray_compat.rotated_output() or [os.readlink(link) for link in links]
         self._offsets = [_size(path) for path in self._paths]
         self._stderr_mark = self._offsets[1]
         self._awaited_mark: int | None = None
@@ -57,9 +59,10 @@ class OutputReader:
         with self._taking:
             for i, path in enumerate(self._paths):
                 size = _size(path)
-                if size > self._offsets[i]:
-                    parts.append(_read(path, self._offsets[i], size, limit))
-                    self._offsets[i] = size
+                start = self._offsets[i] if size >= self._offsets[i] else 0  # Ray has begun a new file
+                if size > start:
+                    parts.append(_read(path, start, size, limit))
+                self._offsets[i] = size
         lines = b"".join(parts).splitlines(keepends=True)
         return b"".join(line for line in lines if not line.startswith(b":") or b"_name:" not in line[:16])
 
@@ -83,8 +86,10 @@ class OutputReader:
     def _newest_stall(self, start: int) -> list[str]:
         """Return the lines of the inspector's last message after the offset ``start``."""
         size = _size(self._paths[1])
-        if size <= start:
+        if size == start:
             return []
+        if size < start:  # Ray has begun a new file
+            start = 0
         with open(self._paths[1], "rb") as file:
             file.seek(max(start, size - SEARCHED_BYTES))
             printed = file.read()

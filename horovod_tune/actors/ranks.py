@@ -1,9 +1,12 @@
-"""Assigns ranks, GPUs and network interfaces to actors. Pure: no Ray, no backend."""
+"""Assigns ranks, GPUs and network interfaces to actors: no Ray, no backend."""
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+import psutil
 
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import RankInfo, WorkerInfo
@@ -58,7 +61,8 @@ def check_hosts(workers: Sequence[WorkerInfo], *, num_hosts: int, num_slots: int
 def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) -> list[str | None]:
     """Return CUDA_VISIBLE_DEVICES per actor: the trial's GPUs on its host, by local rank; None without GPUs.
 
-    So ``torch.cuda.set_device(hvd.local_rank())`` selects the GPU that Ray reserved for the rank.
+    So ``torch.cuda.set_device(hvd.local_rank())`` selects the GPU that Ray reserved for the rank, unless the
+    process is from an earlier world: it keeps its value and its index there, `get_world().gpu`.
 
     >>> infos = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
     >>> visible_gpus(infos, assign_ranks(["n", "n"], first_node="n"))
@@ -73,14 +77,25 @@ def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) 
     return [visible[worker.node_id] or None for worker in workers]
 
 
+def interfaces() -> dict[str, tuple[str, ...]]:
+    """Return the IPv4 and IPv6 addresses of this host's interfaces that are up."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    ip = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: tuple(each.address.split("%")[0] for each in entries if each.family in ip)
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+    }
+
+
 def choose_interface(
     addresses: Mapping[str, Sequence[str]], *, node_ip: str, nics: Sequence[str], single_host: bool
 ) -> str:
     """Return the interface for this host's collectives.
 
     ``addresses`` are the host's IP addresses by interface. The default is the loopback if all ranks are on
-    one host, otherwise the interface with the node's address in Ray. The first of ``nics`` that this host has
-    overrides both.
+    one host, otherwise the interface with the node's address in Ray. The first of ``nics`` that has an
+    IPv4 address here overrides both.
 
     Raises:
         StartFailed: the host has none of ``nics``, no interface has the address, or ``node_ip`` is IPv6 and
@@ -95,15 +110,16 @@ def choose_interface(
     """
     if ":" in node_ip and not single_host:
         raise StartFailed(
-            f"Ray's address of a host is {node_ip}; Horovod's rendezvous and Gloo support only IPv4. "
+            f"Ray's address of a host is {node_ip}; trials on several hosts support only IPv4. "
             "Start Ray there with --node-ip-address and an IPv4 address."
         )
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())
     if nics:
         for name in nics:
-            if name in addresses:
+            if any("." in ip for ip in addresses.get(name, ())):
                 return name
-        raise StartFailed(f"nics={list(nics)} names no interface of the host at {node_ip}; it has {there}")
+        none = f"nics={list(nics)} names no interface of the host at {node_ip} with an IPv4 address"
+        raise StartFailed(f"{none}; it has {there}")
     wanted = "127.0.0.1" if single_host else node_ip
     for name, ips in addresses.items():
         if wanted in ips:

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import ray
 
 from horovod_tune import ray_compat
 from horovod_tune.actors.output_reader import OutputReader
 from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.actors.ranks import interfaces
 from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
@@ -74,6 +74,7 @@ class TrainingActor:
         self._backend = make_backend()
         self._training: Training | None = None
         self._rank_info: RankInfo | None = None
+        self._gpu: int | None = None
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
         self._run = 0
@@ -83,19 +84,14 @@ class TrainingActor:
             self._backend.load()
 
     def describe(self) -> WorkerInfo:
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        families = (socket.AF_INET, socket.AF_INET6)
         return WorkerInfo(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
             host=self._host,
             pid=os.getpid(),
             process_started=process_start(os.getpid()),
-            gpu_ids=tuple(filter(None, devices.split(","))) if ray.get_gpu_ids() else (),
-            interfaces={
-                name: [each.address.partition("%")[0] for each in addresses if each.family in families]
-                for name, addresses in psutil.net_if_addrs().items()
-            },
+            gpu_ids=tuple(map(str, ray.get_gpu_ids())),
+            interfaces=interfaces(),
         )
 
     def call_backend(self, method: str, *arguments: Any) -> Any:
@@ -106,6 +102,8 @@ class TrainingActor:
     def assign(self, assignment: Assignment) -> None:
         (self._rank_info,) = assignment.rank_infos
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
+        if visible := assignment.environment.get("CUDA_VISIBLE_DEVICES"):
+            self._gpu = visible.split(",").index(str(ray.get_gpu_ids()[0]))
         self._connect(assignment)
 
     def _connect(self, assignment: Assignment) -> None:
@@ -135,6 +133,7 @@ class TrainingActor:
         self._output.mark()
         fetch = functools.partial(open_checkpoint, node_id=self._node_id, copies=self._copies)
         live = Session(request, self._rank_info, send=self._send, fetch=fetch)
+        live.gpu = self._gpu
         live.world_error = self._backend.world_error
         live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
         self._training = Training(
@@ -220,6 +219,7 @@ class TrainingActor:
         self._connect(assignment)
         with self._forming:
             (self._rank_info,) = assignment.rank_infos
+            assignment.environment.pop("CUDA_VISIBLE_DEVICES", None)  # CUDA reads it only once
             os.environ.update(assignment.environment)
             self._training.session.committed.change_pending = False
             self._output.forget_stalls()

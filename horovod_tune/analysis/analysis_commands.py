@@ -108,7 +108,7 @@ def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     try:
         analysis.require_metric()
     except MetricUnknown as error:
-        if (analysis.reported_numbers or args.metric) and not analysis.record.front:
+        if args.metric or (analysis.reported_numbers and not (args.pareto or analysis.record.front)):
             _print_error(f"{error}. No report was written")
             return 2
     try:
@@ -133,14 +133,14 @@ def _show(args: argparse.Namespace, analysis: Analysis) -> int:
 
     screen = terminal.Console()
     if args.watch and analysis.state == "running":
-        terminal.watch(analysis, screen, rows=args.rows)
+        analysis = terminal.watch(analysis, screen, rows=args.rows)
     else:
         screen.print(terminal.view(analysis, rows=args.rows, width=screen.width))
     try:
         analysis.require_metric()
     except MetricUnknown as error:
         _print_error(error)
-        return 2 if args.metric else 0
+        return 2 if args.metric or (args.limit and not analysis.record.front) else 0
     return 0
 
 
@@ -148,12 +148,15 @@ def _export(args: argparse.Namespace, analysis: Analysis) -> int:
     from pathlib import Path
 
     from horovod_tune.analysis import export
+    from horovod_tune.analysis.results import MetricUnknown
 
     if not args.csv and not args.parquet:
         print("horovod-tune: pass --csv FILE, --parquet FILE, or both", file=sys.stderr)
         return 2
     table = analysis.dataframe() if args.what == "trials" else analysis.history()
     try:
+        if args.metric or args.limit:
+            analysis.require_metric()
         if args.csv == "-":
             export.write_csv(table, sys.stdout)
         elif args.csv:
@@ -162,6 +165,9 @@ def _export(args: argparse.Namespace, analysis: Analysis) -> int:
             export.write_parquet(table, Path(args.parquet))
     except BrokenPipeError:  # `cli.main` ends the command
         raise
+    except MetricUnknown as error:
+        _print_error(error)
+        return 2
     except OSError as error:
         _print_error(f"the export cannot be written: {error}")
         return 1

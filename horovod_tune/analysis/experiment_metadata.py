@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -32,7 +33,7 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     before = json.loads(place.read_text()) if place.exists() else {}
     bundles = getattr(trial.placement_group_factory, "bundles", [])
-    written = before | environment() | {"resources": bundles}
+    written = before | environment() | {"resources": bundles, "written": time.time()}
     written |= {name: value for name, value in known.items() if value is not None}
     partial = folder / f".{place.name}.{os.getpid()}"
     partial.write_text(json.dumps(written))
@@ -125,5 +126,5 @@ def _domain(domain: Any) -> dict[str, Any]:
         return {"kind": "float", "text": f"randn({sampler.mean}, {sampler.sd})"}
     log = "LogUniform" in name
     function = f"{'q' if step else ''}{'log' if log else ''}{'randint' if kind == 'Integer' else 'uniform'}"
-    ends = ", ".join(f"{end:g}" for end in (domain.lower, domain.upper, step) if end is not None)
-    return {"kind": kind.lower(), "text": f"{function}({ends})", "log": log}
+    ends = [str(end).removesuffix(".0") for end in (domain.lower, domain.upper, step) if end is not None]
+    return {"kind": kind.lower(), "text": f"{function}({', '.join(ends)})", "log": log}

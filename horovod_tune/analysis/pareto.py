@@ -12,7 +12,7 @@ import pandas as pd
 
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.reader.plain_values import iteration_of
-from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated
+from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated, value_of
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.results import Analysis
@@ -84,13 +84,17 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
     for name, mode in metrics.items():
         if mode not in ("min", "max"):
             raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')
+    named = (*metrics, *(limit.metric for limit in analysis.limits))
+    for name in named:
         analysis.require_reported(name)
     points, places = [], []
     for number, trial in enumerate(analysis.trials):
         allowed = kept(trial.reports, analysis.limits)
         results = list(enumerate(known_values(trial.reports, list(metrics))))
         for report, values in results if analysis.scope == "all" else results[-1:]:
-            if allowed[report] and None not in values:
+            row = trial.reports[report]
+            new = analysis.scope == "last" or any(value_of(row, name) is not None for name in named)
+            if new and allowed[report] and None not in values:
                 points.append(values)
                 places.append((number, report))
     array = np.array(points, dtype=float).reshape(len(points), len(metrics))

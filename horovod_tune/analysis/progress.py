@@ -111,7 +111,8 @@ class Progress:
         trial = self.trials.get(trial_id)
         if trial is None:
             goal = goal if isinstance(goal, (int, float)) else None
-            trial = self.trials[trial_id] = TrialProgress(trial_id, now, goal, dict(config or {}))
+            trial = self.trials[trial_id] = TrialProgress(trial_id, now, goal)
+        trial.config = dict(config or trial.config)  # PopulationBasedTraining changes it
         trial.state, trial.reports, trial.ended = "running", [], None
         return trial
 

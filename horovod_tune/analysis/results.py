@@ -87,8 +87,8 @@ class Analysis:
         same = {"metric": self.metric, "mode": self.mode, "scope": self.scope, "limits": self.limits}
         return Analysis(again, self.folder, trial_ids=ids, **same)  # type: ignore[arg-type]
 
-    def require_metric(self) -> tuple[str, str]:
-        """Return metric and mode. Raises `MetricUnknown` if one is missing, or was not reported."""
+    def require_metric(self, *, with_limits: bool = True) -> tuple[str, str]:
+        """Return metric and mode. Raises `MetricUnknown` if one, or a limit's metric, is not known."""
         if self.metric is None or self.mode is None:
             known = {"metric": self.metric, "mode": self.mode}
             missing = " and ".join(name for name, value in known.items() if not value)
@@ -105,7 +105,7 @@ class Analysis:
                 f"or --metric {name} and --mode min or max to horovod-tune. "
                 f"Numbers that its trials reported: {self._reported_text}"
             )
-        for name in (self.metric, *(limit.metric for limit in self.limits)):
+        for name in (self.metric, *(limit.metric for limit in self.limits if with_limits)):
             self.require_reported(name)
         return self.metric, self.mode
 
@@ -130,7 +130,7 @@ class Analysis:
                 if key in names or key == "config" or isinstance(value, str):
                     continue
                 flat = frames.flatten({key: value})
-                names |= {name: None for name, number in flat.items() if type(number) in (int, float)}
+                names |= {name: None for name, number in flat.items() if type(number) in (int, float, bool)}
         return tuple(name for name in names if name not in TUNES_OWN)
 
     @property
@@ -146,7 +146,7 @@ class Analysis:
         value (the metric's newest value up to this report), known (False if this report lacks the metric),
         allowed (True if it meets the limits).
         """
-        metric, _ = self.require_metric()
+        metric, _ = self.require_metric(with_limits=False)  # a metric that is not known violates its limit
         each = [trial.reports for trial in self.trials]
         values = [value for rows in each for (value,) in known_values(rows, [metric])]
         times = np.concatenate([np.empty(0), *map(report_times, self.trials)])
@@ -238,7 +238,7 @@ class Analysis:
     @cached_property
     def _costs(self) -> np.ndarray:
         """`values`, negated if higher is better; NaN if a trial does not meet the limits."""
-        if not self._scored or not all(self.is_known(limit.metric) for limit in self.limits):
+        if not self._scored:
             return np.full(len(self.trials), math.nan)
         allowed = self.scores["allowed"] | (self.scope == "all")
         return np.where(allowed, self.values if self.mode == "min" else -self.values, math.nan)
@@ -275,16 +275,26 @@ class Analysis:
     @property
     def best_result(self) -> dict[str, Any]:
         """The best trial's last report, or with scope "all" its best report."""
-        row = self.scores["best_row"][self._best] if self.scope == "all" else -1
-        return dict(self.best_trial.reports[row])
+        return dict(self.best_trial.reports[self._compared_rows[self._best]])
 
     @property
     def best_config(self) -> dict[str, Any]:
         """The best trial's hyperparameters, as they were at `best_result`."""
+        return dict(self.configs[self._best])
+
+    @cached_property
+    def _compared_rows(self) -> list[int]:
+        """For each trial, the index of the report by which it is compared; -1, the last, if there is none."""
+        best = self.scope == "all" and self._scored
+        return self.scores["best_row"].fillna(-1).tolist() if best else [-1] * len(self.trials)
+
+    @cached_property
+    def configs(self) -> list[dict[str, Any]]:
+        """Each trial's hyperparameters, as they were at the report by which it is compared."""
         # Under PopulationBasedTraining a trial's configuration changes; each report has its own.
-        if config_changes(self.best_trial) and isinstance(self.best_result.get("config"), dict):
-            return dict(self.best_result["config"])
-        return dict(self.best_trial.config)
+        each = zip(self.trials, self._compared_rows, strict=True)
+        told = [trial.rows[row].get("config") if config_changes(trial) else None for trial, row in each]
+        return [c if isinstance(c, dict) else t.config for t, c in zip(self.trials, told, strict=True)]
 
     @property
     def best_logdir(self) -> str:
@@ -326,7 +336,9 @@ class Analysis:
         # Ray adds a checkpoint's name to the report that came with it.
         rows = self.best_trial.rows
         each = zip(rows, known_values(rows, [metric]), kept(rows, self.limits), strict=True)
-        measured = {str(row.get("checkpoint_dir_name")): value for row, (value,), good in each if good}
+        measured = {
+            str(row.get("checkpoint_dir_name")): value if good else None for row, (value,), good in each
+        }
         values = {name: value for name, value in sorted(measured.items()) if name in on_disk}
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         if finite:
@@ -371,9 +383,10 @@ class Analysis:
 
         `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
         are those that `BayesOptSearch` optimised. A result dominates another if it is as good in all metrics
-        and better in one. The last report of each trial counts, or every report with scope "all"; a metric
-        keeps its value until it is reported again. Results that violate the limits are left out. Raises
-        `ValueError` for fewer than two metrics, an unknown mode, or a metric that was not reported.
+        and better in one. The last report of each trial counts, or with scope "all" every report of one of
+        these metrics or a limit's; a metric keeps its value until it is reported again. Results that violate
+        the limits are left out. Raises `ValueError` for fewer than two metrics, an unknown mode, or a metric
+        that was not reported.
         """
         return pareto_front(self, self.record.front if metrics is None else metrics)
 
@@ -386,4 +399,6 @@ class Analysis:
 
     def errors(self) -> dict[str, str]:
         """Return each failed trial's error file as text, by trial_id; over 200 kB, the middle is left out."""
-        return {t.trial_id: plain_text(t.error) for t in self.trials if t.error is not None}
+        # A trial that continued after a failure has such a file too.
+        failed = [trial for trial in self.trials if trial.status in ("ERROR", "UNKNOWN")]
+        return {trial.trial_id: plain_text(trial.error) for trial in failed if trial.error is not None}

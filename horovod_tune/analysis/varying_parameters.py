@@ -78,7 +78,7 @@ def text_of(value: Any) -> str:
 def varying_parameters(analysis: Analysis) -> list[Parameter]:
     """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
     domains = analysis.record.domains
-    flat = [_options(flatten(trial.config), domains) for trial in analysis.trials]
+    flat = [_options(flatten(config), domains) for config in analysis.configs]
     found = []
     for name in dict.fromkeys(name for config in flat for name in config):
         values = tuple(config.get(name) for config in flat)

@@ -196,8 +196,8 @@ def _of_node(node: Node, info: NodeInfo, backend: str) -> Iterator[Finding]:
             yield finding
         elif needs_horovod:
             yield finding if info.horovod else replace(finding, level="problem")
-    if ":" in node.address and needs_horovod:
-        what = f"Ray's address for it is {node.address}; Horovod's rendezvous and Gloo support only IPv4."
+    if ":" in node.address:
+        what = f"Ray's address for it is {node.address}; trials on several hosts support only IPv4."
         cure = "Start Ray there with --node-ip-address and an IPv4 address."
         yield problem("interface", what, f"{cure} Hosts without one cannot take part.")
     elif node.interface_failure is not None:

@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from horovod_tune.actors.ranks import interfaces
 from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
 
 IMPORT_TIMEOUT_S = 120.0
@@ -202,14 +203,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def interfaces() -> dict[str, tuple[str, ...]]:
-    """Return the IPv4 and IPv6 addresses of the interfaces that are up."""
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    ip = (socket.AF_INET, socket.AF_INET6)
-    return {
-        name: tuple(each.address.split("%")[0] for each in entries if each.family in ip)
-        for name, entries in psutil.net_if_addrs().items()
-        if name in up
-    }

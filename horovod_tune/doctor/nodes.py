@@ -183,7 +183,5 @@ def _interface(info: NodeInfo, node_ip: str, nics: Sequence[str]) -> dict[str, A
     except StartFailed as failure:
         return {"interface_failure": str(failure)}
     own = info.interfaces[name]
-    address = node_ip if node_ip in own else next((ip for ip in own if ":" not in ip), None)
-    if address is None:
-        return {"interface_failure": f"its interface {name} has no IPv4 address"}
+    address = node_ip if node_ip in own else next(ip for ip in own if "." in ip)
     return {"interface": name, "interface_address": address}

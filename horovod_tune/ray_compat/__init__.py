@@ -1,8 +1,8 @@
 """All private APIs of Ray that this package uses, in one place. Checked against Ray 2.60.0.
 
 - `queries`: the driver's node, a trial's earlier reports, the cluster's resources and whether it can grow,
-  draining and preempted nodes, the largest function, the session's directory on a host; the error that Tune
-  does not count as a failure,
+  draining and preempted nodes, the largest function, the session's directory on a host, rotated output; the
+  error that Tune does not count as a failure,
 - `schedules`: a scheduler's time attribute and settings, a searcher's space,
 - `concurrency_slots`: the slots that Tune's limiters count,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
@@ -41,6 +41,7 @@ from horovod_tune.ray_compat.queries import (
     private_directory,
     reports_of,
     resources_of_nodes,
+    rotated_output,
 )
 from horovod_tune.ray_compat.schedules import (
     describe_scheduler,

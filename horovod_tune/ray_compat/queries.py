@@ -49,6 +49,12 @@ _FUNCTION_SIZE = Patch(
 )
 # Allowance for what a pickled trainable class has besides its function: a few thousand bytes in practice.
 _BYTES_OF_A_CLASS = 100_000
+_OUTPUT = Patch(
+    "rotated files of a worker's output",
+    "with RAY_ROTATION_MAX_BYTES, ranks have no logs",
+    "ray._private.worker:Worker.get_out_file_path(self)",
+    "ray._private.worker:Worker.get_err_file_path(self)",
+)
 _PREEMPTION = Patch(
     "preempted nodes",
     "the preemption of a trial's node counts as a failure of the trial",
@@ -140,6 +146,14 @@ def most_bytes_of_a_function() -> float:
     from ray._private.ray_constants import FUNCTION_SIZE_ERROR_THRESHOLD
 
     return float(FUNCTION_SIZE_ERROR_THRESHOLD - _BYTES_OF_A_CLASS)
+
+
+def rotated_output() -> list[str]:
+    """Return the files to which Ray writes what this worker prints, if it rotates them; else nothing."""
+    if not os.environ.get("RAY_ROTATION_MAX_BYTES") or not _OUTPUT.fits:
+        return []
+    worker = ray._private.worker.global_worker
+    return [worker.get_out_file_path(), worker.get_err_file_path()]
 
 
 def resources_of_nodes() -> list[dict[str, float]]:

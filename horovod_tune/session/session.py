@@ -88,6 +88,8 @@ class Session:
         self.parameters: dict[str, Any] | None = None
         # The rank's `committed_state.CommittedState`; None in a TPU trial.
         self.committed: Any = None
+        # The index of the rank's own GPU among those that its process sees.
+        self.gpu: int | None = None
         # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.
         self.world_error: Callable[[str], BaseException] = WorldBroken
         # Called before rank 0's first report; it may raise.
@@ -198,7 +200,7 @@ class Session:
     @property
     def trial_world(self) -> TrialWorld:
         with self._condition:
-            return TrialWorld(self.rank_info.rank, self.rank_info.size, self.world_number)
+            return TrialWorld(self.rank_info.rank, self.rank_info.size, self.world_number, self.gpu)
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None if there is none."""
@@ -312,11 +314,13 @@ class TrialWorld:
         rank: this rank's number, like `hvd.rank()`.
         size: the number of ranks, like `hvd.size()`.
         changes: how often the world has changed since the trial last started; 0 if its size is fixed.
+        gpu: the rank's own GPU, for `torch.cuda.set_device`; None without ``use_gpu``.
     """
 
     rank: int
     size: int
     changes: int
+    gpu: int | None
 
     def check_synchronised(self, model: torch.nn.Module) -> None:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.

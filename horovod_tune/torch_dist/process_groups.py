@@ -32,6 +32,7 @@ GROUPS = Patch(
     f"{_C10D}:init_process_group uses _new_process_group_helper",
     f"{_C10D}:_new_group_with_tag uses _new_process_group_helper",
     f"{_C10D}:_set_pg_timeout",
+    f"{_C10D}:_get_default_timeout(backend)",
     f"{_C10D}:_process_group_name uses group_count",
 )
 # The least time to wait for the other ranks, which may still import modules, even if the timeout is shorter.
@@ -53,12 +54,14 @@ class ProcessGroups:
 
     Args:
         backend: of the default group, as for `init_process_group`.
-        timeout: that of the default group's collectives.
+        timeout: that of collectives, unless the training function has chosen another one.
         connect_timeout: how long making the default group may take.
     """
 
     def __init__(self, backend: str, timeout: timedelta, connect_timeout: timedelta) -> None:
         self._backend, self._timeout, self._connect_timeout = backend, timeout, connect_timeout
+        # That of the latest default group, and of groups that are made without one.
+        self._latest_timeout = timeout
         # The module `torch.distributed`; None before `install`.
         self.dist: Any = None
         self.sockets = SocketRecorder()
@@ -87,8 +90,11 @@ class ProcessGroups:
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             self._handle_init(signature.bind(*args, **kwargs).arguments, signature.parameters)
 
+        device_mesh: Any = sys.modules.get("torch.distributed.device_mesh", dist)
         dist.init_process_group = c10d.init_process_group = init_process_group
+        device_mesh.init_process_group = init_process_group
         if GROUPS.fits:
+            c10d._get_default_timeout = lambda backend: self._latest_timeout
             c10d._new_process_group_helper = self._recorded(c10d._new_process_group_helper)
 
     def _recorded(self, real: Any) -> Any:
@@ -108,6 +114,7 @@ class ProcessGroups:
         defaults = {name: (each.default, "env://") for name, each in parameters.items()}
         requested = {name: value for name, value in requested.items() if value not in defaults[name]}
         store = self.store if requested.keys().isdisjoint({"init_method", "store"}) else None
+        self._latest_timeout = requested.get("timeout", self._timeout)
         is_unclaimed = self._is_default_group_unclaimed and self.dist.is_initialized()
         self._is_default_group_unclaimed = False
         if is_unclaimed:
@@ -125,14 +132,15 @@ class ProcessGroups:
         """Make the default group of this store's world; the training function may then claim the group."""
         world = store.world
         self._default_arguments = {"backend": self._backend, "rank": world.rank, "world_size": world.size}
-        self._make(store, dict(self._default_arguments))
+        self._latest_timeout = self._timeout
+        self._make(store, self._default_arguments)
         self._is_default_group_unclaimed = True
 
     def _make(self, store: WorldStore, arguments: dict[str, Any]) -> None:
         if store.is_closed:
             raise WorldBroken("a rank of this world was lost")
         keys = store.for_next_group()
-        timeout = arguments.pop("timeout", self._timeout)
+        timeout = self._latest_timeout
         # `close` can interrupt this wait for the other ranks, but not Gloo's wait for a peer.
         wait_for_all(keys, "arrived", arguments["world_size"], max(timeout, ARRIVAL_TIMEOUT))
         if GROUPS.fits:  # part of the group's name; a failed attempt increases it on one rank only
@@ -141,7 +149,7 @@ class ProcessGroups:
         hook = sys.excepthook  # torch wraps it, every time
         try:
             connecting = self._connect_timeout / GLOO_WAITS if GROUPS.fits else timeout
-            self._real_init(**arguments, store=keys, timeout=connecting)
+            self._real_init(**{**arguments, "store": keys, "timeout": connecting})
         finally:
             sys.excepthook = hook
         if GROUPS.fits:

@@ -10,11 +10,12 @@ import os
 import socket
 import sys
 import time
+import traceback
 from datetime import timedelta
 from typing import Any
 
 from horovod_tune.actors.rank_backend import RankBackend
-from horovod_tune.errors import exception_chain
+from horovod_tune.errors import BackendMissing, exception_chain
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
@@ -26,13 +27,18 @@ from horovod_tune.torch_dist.world_store import WorldStore
 # How long a rank whose collective timed out waits for other ranks to publish that theirs did too. A rank that
 # publishes nothing in this time is assumed never to have entered the collective.
 PEER_WAIT_S = 2.0
-# Gloo, and TCPStore in some releases, raise plain RuntimeErrors, which have one of these texts.
-_PLAIN_ERRORS = (
-    *("gloo/transport/", "connectFullMesh failed"),
-    *("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset"),
-)
+# Gloo raises plain RuntimeErrors, which have one of these texts.
+_GLOO_ERRORS = ("gloo/transport/", "connectFullMesh failed", "failed to pass monitoredBarrier")
+# Those of TCPStore in some releases. A function's own errors, such as a download's, also have such texts.
+_STORE_ERRORS = ("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset")
+_RAISES_STORE_ERRORS = ("torch.distributed.", "horovod_tune.torch_dist.")
 # The texts of timeouts. A DataLoader's timeout also has one of them, hence `_is_of_torch`.
-_TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
+_TIMEOUT_TEXTS = (
+    *("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout"),
+    "failed to pass monitoredBarrier",
+)
+# The functions of torch that wait for one other rank; the last is of its pipelines.
+_POINT_TO_POINT = {"send", "recv", "_wait_batch_p2p"}
 
 
 class TorchCollectives:
@@ -118,9 +124,14 @@ class TorchWorld(RankBackend):
         """Make the default group of world ``name``; return when every rank has made it.
 
         Raises:
+            BackendMissing: torch has no NCCL.
             WorldBroken: a rank was lost meanwhile, did not arrive within the group's timeout (or a minute, if
                 that is longer), or could not be reached within ``connect_timeout_s``.
         """
+        if self._use_gpu and not self._groups.dist.is_nccl_available():
+            raise BackendMissing(
+                "use_gpu=True needs NCCL, which this torch lacks: install a CUDA build of torch"
+            )
         self._groups.drop()
         self._has_timed_out = False
         self._groups.store = store = WorldStore(self._groups.dist, rank_info, name)
@@ -198,8 +209,12 @@ class TorchWorld(RankBackend):
         has_timed_out = any(mark in text for text in texts for mark in _TIMEOUT_TEXTS)
         if self._has_timed_out or (has_timed_out and not is_broken):
             store.publish("timed out")
+            calls = {name for each in chain for module, name in _calls(each) if module.startswith("torch.")}
+            # Otherwise the ranks that did not time out may include some that this one did not wait for.
+            waited_for_all = len(self._groups.all()) <= 1 and calls.isdisjoint(_POINT_TO_POINT)
             time.sleep(PEER_WAIT_S)
-            return FailureKind.STALLED, "", store.ranks("timed out", published=False)
+            late = store.ranks("timed out", published=False) if waited_for_all else {}
+            return FailureKind.STALLED, "", late
         if is_broken or texts:
             returned = store.ranks("returned")
             return FailureKind.STALLED if returned else FailureKind.DISCONNECTED, "", returned
@@ -207,5 +222,13 @@ class TorchWorld(RankBackend):
 
     def _is_of_torch(self, error: BaseException) -> bool:
         """Return True if a collective or the store raised ``error``."""
-        is_plain = isinstance(error, RuntimeError) and any(text in str(error) for text in _PLAIN_ERRORS)
+        from_store = any(module.startswith(_RAISES_STORE_ERRORS) for module, _ in _calls(error)[-1:])
+        marks = _GLOO_ERRORS + _STORE_ERRORS * from_store
+        is_plain = isinstance(error, RuntimeError) and any(text in str(error) for text in marks)
         return is_plain or isinstance(error, self._groups.dist.DistError)
+
+
+def _calls(error: BaseException) -> list[tuple[str, str]]:
+    """Return the modules and names of the functions that ``error`` passed through, the innermost last."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]

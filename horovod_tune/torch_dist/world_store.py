@@ -24,10 +24,19 @@ class WorldStore:
         self.is_closed = False
 
     def connect(self, timeout: timedelta) -> None:
-        """Connect to the store at MASTER_ADDR; ``timeout`` limits this and later waits."""
+        """Connect to the store at MASTER_ADDR; ``timeout`` limits this and later waits.
+
+        Rank 0 deletes what earlier trials left: a function may use the store, with the same keys each time.
+        """
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._store = self._dist.TCPStore(*address, is_master=False, timeout=timeout)
         self.port = self._store.port
+        if (
+            self.world.rank == 0
+        ):  # no function has been called yet in this world, for which rank 0 must arrive
+            for key in getattr(self._store, "list_keys", list)():  # which older releases lack
+                if not key.startswith(f"{self._name}."):
+                    self._store.delete_key(key)
 
     def for_next_group(self) -> Any:
         """Return the store with a new prefix, so that a group does not find an earlier group's keys."""

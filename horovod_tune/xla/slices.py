@@ -25,6 +25,7 @@ UNDIVIDED = (
     "num_slots must be all chips of a host on TPU v7x, got {chips}: torch_xla 2.9 does not document how to "
     "use a part of a host"
 )
+_NUM_HOSTS = "num_hosts must be {needed} for tpu_type {tpu_type!r}, or left out, got {got}"
 SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id", "ray.io/tpu-pod-type"
 
 
@@ -93,6 +94,8 @@ def head_of(pod_type: str) -> str:
 
 
 def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
+    if spec.tpu_type is not None and (needed := shape_of(spec.tpu_type)[0]) != 1:
+        raise SpecError(_NUM_HOSTS.format(needed=needed, tpu_type=spec.tpu_type, got=1))
     sizes = Counter(host.slice_name for host in hosts)
     single = [host for host in hosts if host.slice_name is None or sizes[host.slice_name] == 1]
     single = [host for host in single if host.chips and spec.tpu_type in (None, host.pod_type)]
@@ -164,8 +167,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
     elif tpu_type and all(count < planned[0] for pod_type, count, _ in sizes if pod_type == tpu_type):
         # The cluster has no slice of this type, or not all hosts of the slice have joined.
         if spec.num_hosts != planned[0]:
-            needed = f"{planned[0]} for tpu_type {tpu_type!r}, or left out"
-            raise SpecError(f"num_hosts must be {needed}, got {spec.num_hosts}")
+            raise SpecError(_NUM_HOSTS.format(needed=planned[0], tpu_type=tpu_type, got=spec.num_hosts))
         pod_type, chips = tpu_type, planned[1]
     else:
         there = "; ".join(

@@ -56,10 +56,11 @@ def plans_for_slice(
     ]
 
 
-def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | None = None) -> LaunchPlan:
-    """Return a single host's plan, which names the chips unless the trial has all of them.
+def plan_for_chips(chips: Sequence[str], chips_of_slice: int, pod_type: str | None = None) -> LaunchPlan:
+    """Return a single host's plan, which names the chips unless the trial has all of its slice's.
 
-    Two trials on one host must not share a port, so each chip has its own.
+    Without names, torch_xla waits for the slice's other hosts. Two trials on one host must not share a port,
+    so each chip has its own.
 
     Raises:
         StartFailed: the trial landed on part of a host that has to be taken whole.
@@ -70,7 +71,7 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | Non
     >>> each["TPU_VISIBLE_CHIPS"], each["TPU_PROCESS_BOUNDS"], each["TPU_PROCESS_PORT"]
     ('3', '1,2,1', '8479')
     """
-    if len(chips) >= chips_of_host:
+    if len(chips) >= chips_of_slice:
         return LaunchPlan(TPU)
     if is_undivided(pod_type):
         raise StartFailed(UNDIVIDED.format(chips=len(chips)))

@@ -114,7 +114,9 @@ class XlaLauncher:
             pod_type = next(host.pod_type for host in hosts if host.node_id == infos[0].node_id)
             return topology.plans_for_slice(infos, workers, int(bundle["TPU"]), pod_type)
         here = next(host for host in hosts if host.node_id == infos[0].node_id)
-        return [topology.plan_for_chips(infos[0].tpu_ids, here.chips, here.pod_type)]
+        slice_hosts = slices.slices_of(hosts).get(here.slice_name or "", [here])
+        chips = sum(host.chips for host in slice_hosts)
+        return [topology.plan_for_chips(infos[0].tpu_ids, chips, here.pod_type)]
 
     def _start_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
         """Start every host's ranks and wait until they are up; the first host that fails ends the wait."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -12,10 +14,10 @@ import ray
 from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import gloo_backend
-from horovod_tune.messages import Assignment, WorkerInfo
+from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.spec.trial_spec import make_spec
 
-INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
+INTERFACES = {"lo": ("127.0.0.1",), "eth0": ("10.0.0.5",), "ib0": ("10.9.0.5",)}
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def assign() -> Any:
     launchers = []
 
     def assign(node: str = "a", **settings: Any) -> Assignment:
-        launchers.append(gloo_backend.launcher(make_spec(num_slots=2, **settings), None, node_id="a"))  # type: ignore[arg-type]
+        launchers.append(gloo_backend.launcher(make_spec(**{"num_slots": 2, **settings}), None, node_id="a"))  # type: ignore[arg-type]
         facts = [
             WorkerInfo(node, "10.0.0.5", "host", 7 + each, 0.0, (str(each),), interfaces=INTERFACES)
             for each in (0, 1)
@@ -52,6 +54,7 @@ def test_a_rank_with_a_gpu_gets_settings_for_nccl(
     of_the_machine: str | None,
     in_the_rank: str,
 ) -> None:
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [0])
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": of_the_machine} if of_the_machine else {})
     rank = object.__new__(TrainingActor)
     rank._channel = None
@@ -60,9 +63,39 @@ def test_a_rank_with_a_gpu_gets_settings_for_nccl(
     assert os.environ["HOROVOD_GLOO_IFACE"] == (nics or "lo")
 
 
+def test_nccl_avoids_the_loopback_if_the_trial_may_grow_to_another_host(assign: Any) -> None:
+    """It keeps the interface of the first world."""
+    assignment = assign(use_gpu=True, num_slots=None, min_workers=2, max_workers=4)
+    assert assignment.defaults == {"NCCL_SOCKET_IFNAME": "=eth0"}
+    assert assignment.environment["HOROVOD_GLOO_IFACE"] == "lo"
+
+
+def test_a_rank_keeps_its_gpu_when_its_local_rank_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [3])
+    rank = object.__new__(TrainingActor)
+    rank._channel, rank._forming = None, threading.Lock()
+    rank._training = rank._output = Mock()
+    rank.assign(Assignment((RankInfo(1, 2, 1, 2, 0, 1),), {"CUDA_VISIBLE_DEVICES": "2,3", "SIZE": "2"}))
+    alone = Assignment((RankInfo(0, 1, 0, 1, 0, 1),), {"CUDA_VISIBLE_DEVICES": "3", "SIZE": "1"})
+    rank.rejoin(alone, 1, 0, b"")
+    assert rank._gpu == 1 and os.environ == {"CUDA_VISIBLE_DEVICES": "2,3", "SIZE": "1"}
+
+
 def test_a_rank_without_a_gpu_gets_no_settings_for_nccl(assign: Any) -> None:
     assignment = assign(nics="ib0")
     assert "NCCL_SOCKET_IFNAME" not in assignment.environment | assignment.defaults
+
+
+def test_a_rank_has_the_gpu_that_ray_reserved_whatever_the_machine_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # as Ray leaves it if it may not set it
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [1])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.5")
+    rank = object.__new__(TrainingActor)
+    rank._node_id = rank._host = "a"
+    assert rank.describe().gpu_ids == ("1",)
 
 
 @pytest.mark.parametrize(("node", "address"), [("a", "127.0.0.1"), ("b", "127.0.0.2")])

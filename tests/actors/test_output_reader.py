@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import ray
 
 from horovod_tune.actors.output_reader import STALL_LINES, OutputReader
 from horovod_tune.rank.streams import unusable_streams
@@ -48,6 +49,21 @@ def test_what_is_new_is_taken_once_without_rays_markers(streams):
     reader.mark()
     write(out, "second\n")
     assert reader.take() == b"second\n"
+
+
+def test_files_that_ray_rotates_are_read_from_their_beginning_again(streams, monkeypatch):
+    out, err = streams
+    worker = ray._private.worker.global_worker
+    monkeypatch.setattr(worker, "_out_filepath", str(out))
+    monkeypatch.setattr(worker, "_err_filepath", str(err))
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "1000")
+    reader = OutputReader()
+    out.write_text("rotated\n")
+    assert reader.take() == b"rotated\n"
+    write(out, "and on\n")
+    err.write_text(END)
+    assert reader.take() == b"and on\n" + END.encode()
+    assert reader.stall_report() == END.rstrip("\n")
 
 
 def test_long_output_keeps_its_beginning_and_its_end(streams):

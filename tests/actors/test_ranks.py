@@ -49,11 +49,11 @@ def test_each_rank_sees_its_hosts_gpus_and_its_own_at_its_local_rank():
     assert ranks.visible_gpus(without, ranks.assign_ranks(["a", "a"], first_node="a")) == [None, None]
 
 
-ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
+ADDRESSES = {"lo": ["127.0.0.1"], "ib1": ["fe80::1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
 
 
 @pytest.mark.parametrize(
-    ("nics", "single_host", "chosen"), [((), True, "lo"), (("ens1", "ib0"), False, "ib0")]
+    ("nics", "single_host", "chosen"), [((), True, "lo"), (("ens1", "ib1", "ib0"), False, "ib0")]
 )
 def test_collectives_of_one_host_stay_on_the_loopback_and_nics_names_others(nics, single_host, chosen):
     found = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=nics, single_host=single_host)

@@ -130,7 +130,7 @@ def test_a_file_beyond_any_size_is_named_and_not_read(home):
 
 
 def test_of_an_error_without_end_both_ends_are_kept(home):
-    edit_state(home, 0, error_filename="error.txt")
+    edit_state(home, 0, {"status": "ERROR"}, error_filename="error.txt")
     (home / "train_abcd1_00000" / "error.txt").write_text("begins\n" + "x" * 10**7 + "\nValueError: ends")
     text = read(home).errors()["abcd1_00000"]
     assert text.startswith("begins") and text.endswith("ValueError: ends") and len(text) < 210_000
@@ -153,6 +153,20 @@ def test_the_best_checkpoint_is_within_the_limits(home):
     assert found == [str(trial / row["checkpoint_dir_name"]) for row in rows]
     (trial / "checkpoint_000001").rmdir()
     assert analyze(home, metric="loss", mode="min", limits=[within[1]]).best_checkpoint_path is None
+
+
+def test_a_checkpoint_that_a_resumed_driver_wrote_again_counts_as_it_is_now(home):
+    trial = home / Path(read(home).best_trial.directory).name
+    rows = [
+        {"loss": loss, "latency": latency, "checkpoint_dir_name": f"checkpoint_00000{number}"}
+        for loss, latency, number in ((-9.0, 10, 1), (-9.0, 30, 1), (-8.0, 10, 2))
+    ]
+    lines = [json.dumps({"training_iteration": number, **row}) for number, row in enumerate(rows, 1)]
+    (trial / "result.json").write_text("\n".join(lines) + "\n")
+    for number in (1, 2):
+        (trial / f"checkpoint_00000{number}").mkdir()
+    found = analyze(home, metric="loss", mode="min", limits=["latency <= 20"]).best_checkpoint_path
+    assert found == str(trial / "checkpoint_000002")
 
 
 def test_a_checkpoint_that_was_never_finished_is_none(home):

@@ -97,6 +97,16 @@ def test_with_scope_all_every_report_counts():
     assert front.hypervolume(corner) >= analysis.pareto_front(AIMS).hypervolume(corner)
 
 
+def test_with_scope_all_a_report_without_the_metrics_is_no_result():
+    (trial,) = made_experiment(1).trials
+    told = [{"acc": 0.9, "lat": 10}, {"loss": 1}, {"acc": 0.95}, {"ram": 5}, {"lat": 20}, {"loss": 2}]
+    made = changed(made_experiment(1), trials=(replace(trial, rows=tuple(told)),))
+    for limits, results in (((), 3), (("ram < 9",), 2)):
+        within = [parse_limit(limit) for limit in limits]
+        analysis = Analysis(made.record, made.folder, metric="acc", mode="max", scope="all", limits=within)
+        assert len(analysis.pareto_front({"acc": "max", "lat": "min"}).points) == results
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
@@ -153,8 +163,14 @@ def test_limits_that_no_result_meets_or_no_trial_reported_are_named():
         _ = nothing.best_trial
     unknown = with_latency(5, "size < 3")
     assert not unknown.has_best
-    with pytest.raises(MetricUnknown, match="'size'"):
-        _ = unknown.best_trial
+    assert unknown.is_scored and unknown.dataframe()["accuracy"].notna().any()
+    assert "no trial reported a number named 'size'" in unknown.no_best_reason
+    for best in (lambda: unknown.best_trial, lambda: unknown.pareto_front(AIMS)):
+        with pytest.raises(MetricUnknown, match="'size'"):
+            best()
+    several = Analysis(replace(unknown.record, front=AIMS), unknown.folder, metric=None, mode=None)
+    several.limits = unknown.limits
+    assert "No best trial" in render(several), "a running search may not have measured it yet"
 
 
 @pytest.mark.slow
@@ -191,6 +207,11 @@ def test_the_commands_take_limits_and_several_metrics(tmp_path, capsys):
     assert "Several metrics at once" in page.read_text()
     assert run("report", home, *more, "--pareto", "accuracy=max,size=min", "-o", page) == 2
     assert "no trial reported a number named 'size'" in capsys.readouterr().err
+    (state,) = home.glob("experiment_state-*.json")
+    state.write_text(state.read_text().replace('"_metric"', '"_none"'))
+    assert run("report", home, "--pareto", "accuracy=max,latency_ms=min", "-o", page) == 0, (
+        "it needs no metric"
+    )
     with pytest.raises(SystemExit):
         run("report", home, "--pareto", "accuracy")
 

@@ -90,6 +90,28 @@ def test_one_hyperparameter_has_its_scale():
         plots.parameter(analysis, "nope")
 
 
+@pytest.mark.parametrize(("scope", "best"), [("all", 0.1), ("last", 0.5)])
+def test_a_value_is_drawn_at_the_configuration_that_reached_it(scope, best):
+    """PopulationBasedTraining changes a trial's configuration."""
+    made = made_experiment(2)
+    told = [{"loss": 0.1, "config": {"lr": 0.1}}, {"loss": 0.8, "config": {"lr": 0.5}}]
+    changing = replace(made.trials[0], rows=tuple(told), config={"lr": 0.5})
+    other = replace(made.trials[1], rows=({"loss": 0.9},), config={"lr": 0.3})
+    record = replace(made.record, trials=(changing, other))
+    analysis = Analysis(record, made.folder, metric="loss", mode="min", scope=scope)
+    star = plots.parameter(analysis, "lr").data[-1]
+    assert (star.x[0], star.y[0]) == (analysis.best_config["lr"], analysis.best_value)
+    assert star.x[0] == pytest.approx(best)
+
+
+@pytest.mark.parametrize("name", ["parameters", "parallel_coordinates"])
+def test_the_values_outside_the_axis_are_counted(name):
+    made = made_experiment(40, asha=False)
+    far = replace(made.trials[0], rows=({"loss": 1e9, "training_iteration": 1},))
+    figure = getattr(plots, name)(changed(made, trials=(far, *made.trials[1:])))
+    assert re.search(r"\d of \d+ values are outside the axis", said(figure))
+
+
 def test_parallel_coordinates_have_every_trial_in_one_group():
     analysis = made_experiment(200)
     figure = plots.parallel_coordinates(analysis)

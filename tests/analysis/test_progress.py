@@ -199,17 +199,18 @@ def test_a_trial_that_pauses_and_continues_is_shown():
     trials[0].status = "PAUSED"
     callback.on_step_end(1, trials)
     assert "1 running · 1 paused" in callback._progress.summary(0.0)
-    trials[0].status = "RUNNING"
+    trials[0].status, trials[0].config = "RUNNING", {"x": 5}
     callback.on_trial_start(2, trials, trials[0])
     callback.on_step_end(2, trials)
     assert "a continues after iteration 2" in stream.getvalue()
+    assert callback._progress.trials["a"].config == {"x": 5}, "changed by PopulationBasedTraining"
     assert "2 running ·" in callback._progress.summary(0.0)
     for trial, checkpoint in zip(trials, (None, "/b/checkpoint_000001"), strict=True):
         trial.checkpoint = checkpoint
         callback.on_trial_recover(3, trials, trial)
         callback.on_trial_start(3, trials, trial)
     lines = stream.getvalue().splitlines()
-    assert lines[-3] == "a started  x=1" and lines[-1] == "b continues after iteration 2"
+    assert lines[-3] == "a started  x=5" and lines[-1] == "b continues after iteration 2"
 
 
 def running(name: str) -> SimpleNamespace:

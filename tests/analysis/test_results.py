@@ -211,6 +211,18 @@ def test_tunes_own_numbers_can_be_metric_and_limit():
     assert analysis.is_scored and "best_time_total_s" in analysis.dataframe()
 
 
+def test_truth_values_are_numbers_but_done_is_tunes_own():
+    (made,) = made_experiment(1).trials
+    analysis = changed(
+        made_experiment(1),
+        metric="fits",
+        mode="max",
+        trials=(replace(made, rows=({"fits": False, "done": False}, {"fits": True, "done": True})),),
+    )
+    assert analysis.best_value == 1.0
+    assert "fits" in analysis.reported_numbers and "done" not in analysis.reported_numbers
+
+
 def test_with_scope_all_a_metric_keeps_its_value_until_it_is_reported_again():
     (trial,) = made_experiment(1).trials
     told = [{"acc": 0.9, "lat": 30}, {"lat": 10}, {"acc": 0.8}, {"acc": math.nan}]
@@ -247,6 +259,13 @@ def test_a_trial_that_was_started_again_counts_its_attempts(experiments):
     text = analysis.errors()[failed["trial_id"]]
     assert text.count("Failure #") == 2
     assert "\x1b" not in text
+
+
+def test_a_trial_that_continued_after_a_failure_has_not_failed():
+    made, states = made_experiment(4), ("TERMINATED", "RUNNING", "ERROR", "UNKNOWN")
+    trials = [replace(t, status=state, error="E: x") for t, state in zip(made.trials, states, strict=True)]
+    errors = changed(made, trials=tuple(trials)).errors()
+    assert list(errors) == [trial.trial_id for trial in made.trials[2:]]
 
 
 def test_under_pbt_the_best_configuration_is_the_one_that_reported(experiments):

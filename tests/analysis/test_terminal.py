@@ -109,6 +109,14 @@ def test_a_wrong_path_is_one_line_and_status_1(command, tmp_path, capsys):
     assert errors.startswith("horovod-tune: there is no folder at") and errors.count("\n") == 1
 
 
+@pytest.mark.parametrize("given", [("--metric", "los"), ("--limit", "latncy <= 1")])
+@pytest.mark.parametrize("command", ["show", "report", "export"])
+def test_a_name_that_no_trial_reported_is_named_with_status_2(command, given, home, capsys):
+    more = ["--csv", "-"] if command == "export" else []
+    assert run(command, home, "--mode", "min", *given, *more) == 2
+    assert f"no trial reported a number named '{given[1][:6].split()[0]}'" in capsys.readouterr().err
+
+
 def test_report_writes_the_page_and_names_what_was_not_read(home, tmp_path, capsys):
     (home / "train_abcd1_00003" / "result.json").write_text("{")
     assert run("report", home, "--mode", "min", "-o", tmp_path / "page.html") == 0
@@ -167,6 +175,13 @@ def test_watching_in_a_terminal_redraws_until_the_end(home, monkeypatch):
     assert slept == [1.0, 1.0]
     assert "best loss" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
+
+
+def test_after_watching_the_metric_is_looked_for_in_what_was_read_last(home, monkeypatch, capsys):
+    last, _ = running(home, monkeypatch, 1)
+    monkeypatch.setattr(terminal, "watch", lambda *args, **settings: last)
+    assert run("show", home, "--watch") == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -55,7 +55,6 @@ def test_sound_machines_have_no_problem() -> None:
         ),
         ({"interface": "lo", "interface_address": "127.0.0.1"}, "no other machine can reach", False),
         ({"info": replace(SOUND, slow={"mymodel": 60.0})}, "mymodel takes more than 60 s", True),
-        ({"address": "fd00::2"}, "address for it is fd00::2; Horovod's rendezvous and Gloo support", False),
     ],
 )
 def test_what_is_wrong_with_one_machine_is_attributed_to_it(
@@ -88,6 +87,15 @@ def test_the_cure_for_another_horovod_is_the_build_of_the_others() -> None:
     theirs = replace(SOUND, horovod=HorovodInfo(f"0.28.1+{PATCH_LEVEL}.nccl", PATCH_LEVEL, gloo=True))
     found = diagnose_nodes((machine(1, info=theirs), machine(2), machine(3, info=theirs)))
     assert [(each.node, each.cure) for each in found] == [("n2", "horovod-tune install-horovod --gpu nccl")]
+
+
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_a_machine_with_an_ipv6_address_gets_the_cure_that_helps(backend: str) -> None:
+    """With any `nics`, `choose_interface` refuses it."""
+    other = machine(2, address="fd00::2", interface=None, interface_failure="only IPv4")
+    (found,) = diagnose_nodes((machine(1), other), backend=backend)
+    assert "address for it is fd00::2; trials on several hosts support only IPv4" in found.what
+    assert "--node-ip-address" in found.cure
 
 
 def test_a_torch_trial_needs_no_horovod() -> None:

@@ -34,7 +34,7 @@ def initialize(backend: str) -> None:
     import torch
 
     os.environ["NCCL_HOSTID"] = f"host of rank {get_world().rank}"
-    torch.cuda.set_device(get_world().rank % torch.cuda.device_count())
+    torch.cuda.set_device((get_world().gpu or 0) % torch.cuda.device_count())
     if backend == "horovod":
         import horovod.torch as hvd
 

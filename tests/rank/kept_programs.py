@@ -260,6 +260,17 @@ def sets_a_variable_that_an_import_reads(config):
 
 
 @program
+def sets_a_variable_for_an_import_by_mock(config):
+    from unittest import mock
+
+    backend = ["svg", "agg"][config["number"]]
+    with mock.patch.dict(os.environ, {"MPLBACKEND": backend}):
+        import matplotlib
+
+        return matplotlib.get_backend(auto_select=False) == backend
+
+
+@program
 def sets_a_variable_for_an_import_once(config):
     if config["number"] == 0:
         os.environ["MPLBACKEND"] = "svg"

@@ -177,9 +177,9 @@ def test_init_process_group_may_ask_for_a_timeout_and_its_own_store(workers: Wor
         import torch.distributed as dist
 
         dist.init_process_group(timeout=timedelta(seconds=7))
-        assert dist.distributed_c10d._get_default_timeout(dist.Backend("gloo")).total_seconds() != 7
-        backend = dist.group.WORLD._get_backend(dist.distributed_c10d.torch.device("cpu"))
-        report(timeout=backend.options._timeout.total_seconds())
+        cpu = dist.distributed_c10d.torch.device("cpu")
+        backends = [each._get_backend(cpu) for each in (dist.group.WORLD, dist.new_group())]
+        report(timeouts=[each.options._timeout.total_seconds() for each in backends])
         with pytest.raises(ValueError, match="twice"):
             dist.init_process_group("gloo")
         dist.destroy_process_group()
@@ -189,7 +189,7 @@ def test_init_process_group_may_ask_for_a_timeout_and_its_own_store(workers: Wor
         train_ddp()
 
     _, events = workers.run(train, file=str(workers.folder / "store"))
-    assert events[0].metrics == {"timeout": 7.0}
+    assert events[0].metrics == {"timeouts": [7.0, 7.0]}
 
 
 def test_groups_and_hooks_of_a_trial_do_not_reach_the_next(workers: Workers) -> None:
@@ -225,6 +225,7 @@ def test_fully_sharded_models_train_one_trial_after_the_other(workers: Workers) 
 
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+        torch.distributed.destroy_process_group()  # the mesh then makes another one
         mesh = init_device_mesh("cpu", (2,))
         for layer in model:
             fully_shard(layer, mesh=mesh)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import socket
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from processes import run_python
 
 from horovod_tune.messages import RankInfo
+from horovod_tune.torch_dist.world_store import WorldStore
 
 pytestmark = pytest.mark.processes
 
@@ -83,6 +86,25 @@ def test_ranks_that_return_at_once_disturb_no_other_and_are_known_to_those_that_
         for each in ranks:
             each.kill()
             each.join()
+
+
+def test_a_world_begins_without_the_keys_of_the_trial_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        settings = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
+        server = dist.TCPStore("127.0.0.1", port, is_master=True, **settings)
+    if not hasattr(server, "list_keys"):
+        pytest.skip("this release of torch lacks list_keys")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    late = WorldStore(dist, RankInfo(1, 2, 1, 2, 0, 1), "2.0")
+    late.connect(timedelta(seconds=WAIT_S))
+    late.publish("arrived")
+    server.set("the function's own", "")
+    WorldStore(dist, RankInfo(0, 2, 0, 2, 0, 1), "2.0").connect(timedelta(seconds=WAIT_S))
+    assert server.list_keys() == ["2.0.arrived.1"]
 
 
 ALONE = """

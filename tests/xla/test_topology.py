@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import WorkerInfo
 from horovod_tune.spec.tpu_types import shape_of
 from horovod_tune.spec.trial_spec import make_spec
-from horovod_tune.xla import slices, topology
+from horovod_tune.xla import slices, topology, xla_launcher
 from horovod_tune.xla.runtime import Ordinals
 from horovod_tune.xla.slices import TpuHost
 
@@ -110,6 +111,7 @@ def test_the_other_hosts_of_a_slice_are_requested_by_its_name() -> None:
             SpecError,
             "num_hosts must be 4 for tpu_type 'v4-32', or left out, got 2",
         ),
+        ({"tpu_type": "v4-32", "num_hosts": 1}, LARGE, SpecError, "num_hosts must be 4 .* got 1"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_refused(
@@ -142,6 +144,17 @@ def test_two_trials_on_one_host_share_neither_chip_nor_port() -> None:
     assert [each["CLOUD_TPU_TASK_ID"] for each in (*first, *second)] == ["0", "1", "0", "1"]
     assert len({each["TPU_PROCESS_PORT"] for each in (*first, *second)}) == 4
     assert first[0]["TPU_PROCESS_ADDRESSES"] == "localhost:8476,localhost:8477"
+
+
+@pytest.mark.parametrize(("count", "bounds"), [(1, set()), (2, {"2,2,1"})])
+def test_a_host_by_itself_does_not_wait_for_the_others_of_its_slice(
+    monkeypatch: pytest.MonkeyPatch, count: int, bounds: set[str]
+) -> None:
+    monkeypatch.setattr(xla_launcher, "tpu_hosts", lambda: make_slice("s", count))
+    group: Any = types.SimpleNamespace(bundle_specs=[{"TPU": 4.0}])
+    launcher = xla_launcher.XlaLauncher(spec(num_slots=4), group, node_id="s-0")
+    (plan,) = launcher._plans(make_facts("s-0", chips=("0", "1", "2", "3")))
+    assert {each["TPU_PROCESS_BOUNDS"] for each in plan.of_each} == bounds
 
 
 def test_the_processes_of_a_slice_know_each_others_addresses_by_worker_id() -> None:

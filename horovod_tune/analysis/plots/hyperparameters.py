@@ -49,11 +49,11 @@ def parameters(analysis: Analysis) -> Figure:
     grid = make_subplots(down, across, figure=style.figure("Hyperparameters", height=130 + 290 * down))
     for place, one in enumerate(found):
         cell = {"row": place // across + 1, "col": place % across + 1}
-        traces, x_axis, y_axis, _ = _points(analysis, one)
+        traces, x_axis, y_axis, outside = _points(analysis, one)
         grid.add_traces(traces, rows=cell["row"], cols=cell["col"])
         grid.update_xaxes(x_axis, **cell)
         grid.update_yaxes(y_axis, **cell)
-    return grid
+    return grid.update_layout(title_subtitle_text=outside)
 
 
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.series import robust_limits
 from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
 if TYPE_CHECKING:
@@ -38,12 +37,14 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     if not len(known) or not found:
         empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
         return style.figure("Parallel coordinates", empty=empty)
-    low, high, _ = robust_limits(values[known], mode)
+    y_axis, outside = style.metric_axis(values[known], mode, metric)
+    low, high = y_axis["range"]
     of_metric = np.clip((values - low) / (high - low), 0, 1)
     heights = np.column_stack([*map(_heights, found), of_metric])
     ranked = np.array([trial for trial in analysis.ranked if np.isfinite(values[trial])])
     texts = style.hover_texts(analysis)
-    made = style.figure("Parallel coordinates", f"{len(known):,} trials · orange: the best")
+    note = style.joined(f"{len(known):,} trials", "orange: the best", outside)
+    made = style.figure("Parallel coordinates", note)
     alpha = float(np.clip(100 / len(known), 0.15, 0.9))
     ends = [math.ceil(share * len(ranked)) for _, share, _ in _GROUPS]
     for (name, _, colour), start, end in reversed(list(zip(_GROUPS, [0, *ends], ends, strict=False))):

@@ -29,20 +29,24 @@ def metadata_of(
     `stamps` in its name is read, because the folder may have several searches.
     """
 
-    def first(names: Iterable[str], parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+    def read(names: Iterable[str], parse: Callable[[bytes], dict[str, Any]]) -> list[dict[str, Any]]:
+        found = []
         for name in names:
             try:  # the end of a search is recorded only in the storage
-                return parse(replace(folder, staged=None).read(name) or folder.read(name) or b"")
+                found.append(parse(replace(folder, staged=None).read(name) or folder.read(name) or b""))
             except (ValueError, OSError) as error:
                 problems.append(Problem(name, f"not readable ({error})"))
-        return {}
+        return found
 
     newest_first = sorted(entries, key=lambda entry: -(entry.modified or 0.0))
     names = dict.fromkeys(entry.name for entry in newest_first if not entry.odd_name)
     ours = {f"{METADATA_PREFIX}{trial_id}{METADATA_SUFFIX}" for trial_id in trial_ids}
-    known = first((name for name in names if name in ours), run_metadata)
+    drivers = read((name for name in names if name in ours), run_metadata)
+    # A copy's files have other times.
+    written = [number_or_none(each["metadata"].get("written")) or 0.0 for each in drivers]
+    known = drivers[written.index(max(written))] if drivers else {}
     states = [name for name in names if name.startswith("searcher-state-") and any(s in name for s in stamps)]
-    searcher = first(sorted(states, reverse=True)[:1], searcher_metadata)
+    (searcher,) = read(sorted(states, reverse=True)[:1], searcher_metadata) or [{}]
     return searcher | {name: value for name, value in known.items() if value}
 
 

@@ -99,12 +99,12 @@ def _unicode(text: str) -> str:
 
 _LATEST = 9e9  # Unix time of the year 2255: pandas' timestamps end a little later
 
-# The numbers that Tune, or a distributed trial's coordinator, adds to reports: none is a user's metric.
+# What Tune, or a distributed trial's coordinator, adds to reports: none is a user's metric.
 TUNES_OWN = frozenset(
     (
         *("timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"),
         *("iterations_since_restore", "timesteps_total", "timesteps_since_restore", "episodes_total"),
-        *("pid", "world_size", "start_s", "warmup_time"),
+        *("pid", "world_size", "start_s", "warmup_time", "done"),
     )
 )
 

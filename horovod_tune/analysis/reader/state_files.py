@@ -26,7 +26,7 @@ def is_state(name: str) -> bool:
 class StateFile:
     """One driver's record of its search: the trials in the order of creation, and what could not be read.
 
-    `start_time`, when the driver started, and `written` are Unix times in seconds, None if not known.
+    `start_time` is when the driver started (Unix time in seconds, None if not known).
     """
 
     name: str
@@ -34,7 +34,6 @@ class StateFile:
     problems: tuple[Problem, ...] = ()
     metric: str | None = None
     start_time: float | None = None
-    written: float | None = None
 
     @property
     def stamp(self) -> str:
@@ -48,7 +47,7 @@ class StateFile:
         return not self.trials or any(trial.status in going for trial in self.trials)
 
 
-def parse_state(data: bytes, name: str, folder: Folder, written: float | None = None) -> StateFile:
+def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no trials in JSON."""
     try:
         state = mapping(parse_json(data.decode("utf-8", "replace")))
@@ -76,7 +75,7 @@ def parse_state(data: bytes, name: str, folder: Folder, written: float | None = 
     start = seconds(runner.get("_start_time"))
     start = seconds(stats.get("start_time")) if start is None else start
     metric = text_or_none(runner.get("_metric"))
-    return StateFile(name, tuple(trials), tuple(problems), metric, start, written)
+    return StateFile(name, tuple(trials), tuple(problems), metric, start)
 
 
 def _object(part: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import OBJECT, mapping, read_json, seconds
+from horovod_tune.analysis.reader.plain_values import OBJECT, iteration_of, mapping, read_json, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
 _LARGEST_ERROR = 200_000  # bytes; the middle of a longer error is left out
@@ -148,8 +148,8 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
         return trial
     last, status, trial_id = rows[-1], trial.status, trial.trial_id
     end = trial.end_time
-    if status == "PENDING":
-        status = "RUNNING"  # it has reported since the state was written
+    if status == "PENDING" and iteration_of(last) != iteration_of(trial.last_result or {}):
+        status = "RUNNING"  # it has reported since the state was written; if not, it waits to continue
     if status == "UNKNOWN":
         trial_id = str(last.get("trial_id", trial_id))
         status = "ERROR" if trial.error is not None else "UNKNOWN"

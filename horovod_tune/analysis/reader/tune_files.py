@@ -92,12 +92,9 @@ def read_experiment(
     if resources := known.pop("resources", ()):
         kept = [replace(trial, resources=resources) for trial in kept]
     is_copy = folder.staged is None and chosen is not None and _is_copy(folder, entries, chosen, kept)
-    if is_copy:
-        modified = []
-    elif chosen is not None and chosen is not runs[-1]:
-        modified = [file.written for file in chosen.files]
-    else:
-        modified = [entry.modified for entry in listed if not entry.is_dir]
+    # A driver writes its state all the time; other files may be the user's, such as a report.
+    theirs = {file.name for other in runs if other is not chosen for file in other.files}
+    modified = [e.modified for e in listed if is_state(e.name) and e.name not in theirs and not is_copy]
     sessions = chosen.sessions if chosen is not None else ()
     return ExperimentRecord(
         name=folder.name,
@@ -136,7 +133,7 @@ def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Proble
         if is_state(entry.name):
             try:
                 data = folder.read(entry.name) or b""
-                found.append(parse_state(data, entry.name, folder, entry.modified))
+                found.append(parse_state(data, entry.name, folder))
             except (ValueError, OSError) as error:
                 problems.append(Problem(entry.name, str(error)))
     return found
@@ -147,15 +144,16 @@ def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Fo
 
     Both are unchanged if the search has ended, or its driver did not run on this machine.
     """
-    if not name or (state is not None and not state.unfinished):
-        return folder, state
-    for candidate in driver_folders(folder.name):
+    for candidate in driver_folders(folder.name) if name else ():
         with suppress(OSError):  # another user's search of the same name
             data = candidate.read(name)  # the name has the driver's start time
             if data is not None:
+                newer = state
                 with suppress(ValueError):  # half-written
-                    state = parse_state(data, name, folder)
-                return replace(folder, staged=candidate), state
+                    newer = parse_state(data, name, folder)
+                # Between two trials of a running search, all trials of the storage's state may have ended.
+                if newer is None or state is None or state.unfinished or newer.trials != state.trials:
+                    return replace(folder, staged=candidate), newer
     return folder, state
 
 

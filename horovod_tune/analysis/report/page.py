@@ -51,7 +51,8 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    if pareto is None and all(map(analysis.is_known, analysis.record.front)):
+    named = (*analysis.record.front, *(limit.metric for limit in analysis.limits))
+    if pareto is None and all(map(analysis.is_known, named)):
         pareto = analysis.record.front
     front = analysis.pareto_front(pareto) if pareto else None
     varying = varying_parameters(analysis) if analysis.has_best else []

@@ -22,6 +22,9 @@ from horovod_tune.session import session
 # Set by this package, to different values in each world; without the prefix HOROVOD_.
 _RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
 _RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
+# The modules that set variables for their callers.
+_SETTERS = {__name__, "os", "_collections_abc", "collections.abc", "contextlib", "unittest.mock"}
+_SETTERS |= {"dotenv.main", "accelerate.utils.environment"}
 # What the libraries of torch and torch_xla read at their first use, which may be in a trial.
 _READ_BY_TORCH = (
     *(b"ONEDNN_", b"DNNL_", b"MKL_", b"CUBLAS_", b"CUDNN_", b"CUDA_", b"NVIDIA_", b"PYTORCH_"),
@@ -162,12 +165,7 @@ def _observe(values: dict[bytes, bytes], on_read: Callable[..., None], on_write:
 
 def _is_called_by_user(own_package: str) -> bool:
     frame: Any = sys._getframe(2)
-    while frame and frame.f_globals.get("__name__") in (
-        "os",
-        "_collections_abc",
-        "collections.abc",
-        __name__,
-    ):
+    while frame and frame.f_globals.get("__name__") in _SETTERS:
         frame = frame.f_back
     if frame is None:
         return False

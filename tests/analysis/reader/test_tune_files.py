@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from made_experiments import edit_state, made_experiment, written
+from ray import tune
 
 from horovod_tune.analysis import analyze
+from horovod_tune.analysis.experiment_metadata import space_metadata
 from horovod_tune.analysis.reader.records import Domain
 
 
@@ -174,6 +176,12 @@ def test_the_space_and_searcher_are_found_in_what_the_driver_wrote(experiments):
     assert [bundle["CPU"] for bundle in record.trials[0].resources if bundle] == [1.0]
 
 
+def test_the_ends_of_a_range_are_written_exactly():
+    space = space_metadata({"seed": tune.randint(0, 2**31 - 1), "lr": tune.loguniform(1e-5, 1.0)})["space"]
+    texts = [domain["text"] for domain in space.values()]
+    assert texts == ["randint(0, 2147483647)", "loguniform(1e-05, 1)"]
+
+
 def test_our_own_searchers_state_has_metric_mode_and_name(home):
     state = {"format": "horovod_tune.BayesOptSearch", "metric": "loss", "mode": "min"}
     (home / "searcher-state-2026-11-20_12-00-00.json").write_text(json.dumps(state))
@@ -191,6 +199,27 @@ def test_metric_and_mode_that_the_progress_callback_left_are_used(home):
     assert analyze(home).record.mode is None, "the state has another metric"
     facts.write_text("{")
     assert "horovod_tune_run-abcd1_00000.json: not readable" in str(analyze(home, mode="min").problems[0])
+
+
+def test_of_several_drivers_metadata_the_last_written_counts_in_a_copy_too(home):
+    for number, moment in enumerate((1e9, 2e9, None)):
+        facts = home / f"horovod_tune_run-abcd1_0000{number}.json"
+        facts.write_text(json.dumps({"written": moment, "ended": moment == 2e9}))
+        os.utime(facts, (9e8 - number, 9e8 - number))
+    assert analyze(home).record.metadata["ended"] is True
+
+
+def test_a_file_of_another_program_in_the_folder_is_no_activity_of_the_search(home):
+    before = read(home).record.last_write
+    (home / "report.html").touch()
+    os.utime(home / "report.html", (before + 1000, before + 1000))
+    assert read(home).record.last_write == before
+
+
+@pytest.mark.parametrize(("known", "status"), [(27, "PENDING"), (26, "RUNNING"), (None, "RUNNING")])
+def test_a_trial_that_waits_to_continue_is_pending(home, known, status):
+    edit_state(home, 0, {"status": "PENDING"}, last_result={"training_iteration": known} if known else {})
+    assert read(home).trials[0].status == status
 
 
 def test_between_two_trials_of_a_sequential_search_it_runs(home, monkeypatch):
@@ -228,6 +257,19 @@ def test_what_the_driver_has_not_copied_yet_is_read_from_its_own_folder(home, tm
     staged(home, tmp_path / "ray")
     unfinished(home, 5)
     assert [len(trial.rows) for trial in read(home).trials] == [20] * 6
+
+
+def test_trials_that_began_after_the_last_copy_are_found_if_all_in_the_copy_have_ended(
+    home, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
+    staged(home, tmp_path / "ray")
+    (state,) = home.glob("experiment_state-*.json")
+    whole = json.loads(state.read_text())
+    state.write_text(json.dumps(whole | {"trial_data": whole["trial_data"][:1]}))
+    for number in range(1, 6):
+        shutil.rmtree(folder_of(home, number))
+    assert [len(trial.rows) for trial in read(home).trials] == [27] * 6
 
 
 def test_a_finished_experiment_is_read_only_from_its_storage(home, tmp_path, monkeypatch):

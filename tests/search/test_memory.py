@@ -6,8 +6,9 @@ import json
 import logging
 import math
 import pickle
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -172,6 +173,26 @@ def test_a_space_with_numbers_of_numpy_is_saved(tmp_path: Path) -> None:
     search.save(str(tmp_path / "s"))
     fresh.restore(str(tmp_path / "s"))
     assert fresh.suggest("u") == search.suggest("u")
+
+
+class Named(str, Enum):
+    ONE, TWO = "one", "two"
+
+
+class Size(NamedTuple):
+    height: int
+    width: int
+
+
+@pytest.mark.parametrize("options", [[Named.ONE, Named.TWO], [Size(1, 2), Size(3, 4)], [np.str_("a"), "b"]])
+def test_values_of_subclasses_are_not_restored_as_their_base_class(tmp_path: Path, options: Any) -> None:
+    search, fresh = (BayesOptSearch(metric=METRIC, mode="min") for _ in range(2))
+    space = {"a": tune.choice(options), "x": tune.uniform(0, 1)}
+    search.set_search_properties(None, None, space)
+    search.suggest("t")
+    search.save(str(tmp_path / "s"))
+    fresh.restore(str(tmp_path / "s"))
+    assert fresh.set_search_properties(None, None, space) and fresh.suggest("u") == search.suggest("u")
 
 
 def test_a_space_with_functions_among_its_choices_is_recognised_in_another_process(tmp_path: Path) -> None:

@@ -286,11 +286,12 @@ def encode(spec: Any) -> Any:
     Raises:
         TypeError: For what JSON cannot express: functions, arrays, `tune.sample_from`.
     """
-    if spec is None or isinstance(spec, (bool, str)) or type(spec) in (int, float):
+    # By exact type: a named tuple or a member of a string enum would come back as another value.
+    if spec is None or type(spec) in (bool, str, int, float):
         return spec
-    if isinstance(spec, dict):
+    if type(spec) is dict:
         return {"dict": [[encode(key), encode(value)] for key, value in spec.items()]}
-    if isinstance(spec, (list, tuple)):
+    if type(spec) in (list, tuple):
         return {type(spec).__name__: [encode(value) for value in spec]}
     if isinstance(spec, Categorical):
         return {"choice": [encode(value) for value in spec.categories]}

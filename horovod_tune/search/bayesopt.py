@@ -242,10 +242,12 @@ class BayesOptSearch(Searcher):
         trial = self._history.trials.get(trial_id)
         if trial is not None:
             objectives = self._objectives()
-            trial.last = as_number(result.get(objectives.metrics[0]))
+            metric = objectives.metrics[0]
+            value, time = as_number(result.get(metric)), as_number(result.get(self._time_attr))
+            if metric in result:
+                trial.last = value
             trial.others.update(objectives.other_metrics_in(result))
-            time = as_number(result.get(self._time_attr))
-            trial.add_report(time, trial.last)
+            trial.add_report(time, value)
             if time is None and self._time_attr != TRAINING_ITERATION:
                 self._warn_of_missing_time(trial_id, result)
 
@@ -296,10 +298,13 @@ class BayesOptSearch(Searcher):
     ) -> None:
         """Learn from a configuration, nested or with `/` in its keys, that was evaluated elsewhere.
 
-        Raises `SpaceError` if it is outside the space, `ValueError` if there are several metrics.
+        Raises `SpaceError` if it is outside the space, `ValueError` with several metrics or with limits.
         """
-        if isinstance(self._metric, list):
-            raise ValueError(f"add_evaluated_point takes one value, but the metrics are {self._metric}")
+        if isinstance(self._metric, list) or self._limits:
+            raise ValueError(
+                "add_evaluated_point takes one value: it needs a search with one metric and without limits, "
+                f"got metric={self._metric!r}, limits={[str(limit) for limit in self._limits]}"
+            )
         space = self._ready()
         point = space.point(space.nested(parameters))
         self._history.add_known("evaluated", point, as_number(value), error)

@@ -256,6 +256,32 @@ def test_the_trials_of_a_frame_of_the_analysis_count_up_to_their_last_iteration(
     assert [list(trial.curve) for trial in search._history.earlier] == [[1.0], [3.0], [9.0]] * 2
 
 
+def test_lists_in_an_earlier_experiments_files_may_be_tuples_of_the_space() -> None:
+    options = [(3, (3, 1)), {"k": (5, 5)}, [7]]
+    rows = [({"a": value}, {METRIC: 1.0}) for value in json.loads(json.dumps(options))]
+    used, _ = fit_into(SearchSpace({"a": tune.choice(options)}), rows, METRIC, "epoch")
+    assert [trial.point for trial in used] == [(0.0,), (1.0,), (2.0,)]
+
+
+def test_none_in_a_table_is_a_value_where_the_space_has_it() -> None:
+    """Pandas reads it as NaN, like a parameter that a trial does not have."""
+    space = {
+        "a": tune.choice(["relu", None]),
+        "n": tune.choice([None, 1.0, 2.0]),
+        "opt": tune.choice([{"name": "adam"}, {"name": "sgd", "nesterov": tune.choice([True, None])}]),
+    }
+    configs = [
+        {"a": "relu", "n": 1.0, "opt/name": "adam"},
+        {"a": None, "n": None, "opt/name": "sgd", "opt/nesterov": None},
+        {"a": None, "n": 2.0, "opt/name": "sgd", "opt/nesterov": True},
+    ]
+    frame = pd.DataFrame([{f"config/{k}": v for k, v in config.items()} for config in configs])
+    search = BayesOptSearch(space, METRIC, "min", analysis=frame.assign(**{METRIC: 1.0}))
+    search.suggest("t")
+    found = [trial.point for trial in search._history.earlier]
+    assert found == [(0.0, 1.0, 0.0, 0.0), (1.0, 0.0, 1.0, 1.0), (1.0, 2.0, 1.0, 0.0)]
+
+
 def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:
     space = {"opt": tune.choice([{"name": "sgd", "lr": 0.1}, {"name": "adam", "lr": 0.001}])}
     frame = pd.DataFrame([{METRIC: 1.0, "config/opt/name": "adam", "config/opt/lr": 0.001}])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -198,12 +198,12 @@ class SearchSpace:
             return full
         return _only(full, [node.path for node in self._all if not node.conditions])
 
-    def point(self, config: Mapping[str, Any]) -> Point:
-        """Return the point of a complete configuration.
+    def point(self, config: Mapping[str, Any], empty: Collection[str] = ()) -> Point:
+        """Return the point of a complete configuration; parameters whose names are in `empty` are None.
 
         Raises `SpaceError` if a modelled parameter is missing or not in its domain.
         """
-        coordinates, _, missing = self._read(config)
+        coordinates, _, missing = self._read(config, empty)
         if missing:
             raise SpaceError(f"'{missing[0].shown}' is missing from the configuration")
         return tuple(coordinates.get(i, 0.0) for i in range(self.dimension))
@@ -217,7 +217,9 @@ class SearchSpace:
         _refuse_unknown(config, self.spec, ())
         return coordinates, given
 
-    def _read(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
+    def _read(
+        self, config: Mapping[str, Any], empty: Collection[str] = ()
+    ) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
         """Return a configuration's coordinates, the values to use exactly as given, and what is missing.
 
         The last are modelled parameters; those values are floats and what is sampled outside the model.
@@ -230,7 +232,8 @@ class SearchSpace:
         for node in self._all:
             if not node.is_chosen(chosen):
                 continue
-            value, parameter = value_at(config, node.path, MISSING), node.parameter
+            value = value_at(config, node.path, None if node.shown in empty else MISSING)
+            parameter = node.parameter
             if value is MISSING:
                 if id(node) in index:
                     missing.append(node)

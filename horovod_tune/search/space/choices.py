@@ -71,7 +71,7 @@ class Choice:
             for index, candidate in enumerate(self._values):
                 if same_type and type(candidate) is not type(value):
                     continue
-                if candidate is value or _equal(candidate if same_type else _listed(candidate), wanted):
+                if candidate is value or equal(candidate if same_type else _listed(candidate), wanted):
                     return index
         return None
 
@@ -137,7 +137,8 @@ def _listed(value: Any) -> Any:
     return list(map(_listed, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _equal(left: Any, right: Any) -> bool:
+def equal(left: Any, right: Any) -> bool:
+    """Return True if two values of any type are equal."""
     try:
         return bool(left == right)
     except Exception:  # whatever a user's type raises; arrays and tensors compare elementwise

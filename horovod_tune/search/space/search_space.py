@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
 
-from horovod_tune.search.space.choices import Parameter
+from horovod_tune.search.space.choices import Parameter, equal
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, nested, path_name, put_at, value_at
@@ -182,17 +182,17 @@ class SearchSpace:
         sampled: dict[Path, Domain] = {}
         # A choice comes before the parameters in its options.
         for node in self._all:
-            if not node.is_chosen(chosen) or node.path in given:
+            if not node.is_chosen(chosen):
                 continue
             coordinate = coordinates.get(id(node), 0.0)
-            if node.parameter is None:
+            if node.path in given:
+                put_at(full, node.path, copy.deepcopy(given[node.path]))
+            elif node.parameter is None:
                 sampled[node.path] = node.domain
             elif node.options is not None:
                 put_at(full, node.path, copy.deepcopy(node.options[round(coordinate)]))
             else:
                 put_at(full, node.path, copy.deepcopy(node.parameter.to_value(coordinate)))
-        for path, value in given.items():
-            put_at(full, path, copy.deepcopy(value))
         draw_sampled(full, sampled, seed)
         if self._include_constants:
             return full
@@ -279,7 +279,7 @@ def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
     elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)):
         for index, (value, inner) in enumerate(zip(config, spec, strict=False)):
             _refuse_unknown(value, inner, (*path, index))
-    elif type(config) is not type(spec) or config != spec:
+    elif type(config) is not type(spec) or not equal(config, spec):
         raise SpaceError(f"'{path_name(path)}' is the constant {spec!r}, got {config!r}")
 
 

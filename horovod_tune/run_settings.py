@@ -160,20 +160,30 @@ def _without_redundant_lines(*, quiet: bool) -> Iterator[None]:
             each.removeFilter(is_news)
 
 
-def _set_time_attr(search: Any, scheduler: Any) -> None:
-    """Pass the scheduler's time_attr to a search that learns from curves."""
+def _prepare_search(arguments: dict[str, Any]) -> None:
+    """Pass a `BayesOptSearch` what Tune doesn't: the scheduler's time_attr, and the space as it was given.
+
+    Without `config`, Tune doesn't pass on its metric, mode and stop criterion either.
+    """
+    search = arguments.get("search_alg")
     while search is not None and not hasattr(search, "set_time_attr"):
         search = getattr(search, "searcher", None)
-    time_attr = ray_compat.time_attr_of(scheduler)
-    if search is not None and time_attr is not None:
+    if search is None:
+        return
+    time_attr = ray_compat.time_attr_of(arguments.get("scheduler"))
+    if time_attr is not None:
         search.set_time_attr(time_attr)
+    if arguments.get("config"):
+        search.set_param_space(arguments["config"])
+    elif search.space_spec:
+        search.set_search_properties(*map(arguments.get, ("metric", "mode")), {}, stop=arguments.get("stop"))
 
 
 def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: bool) -> dict[str, Any]:
-    _set_time_attr(arguments.get("search_alg"), arguments.get("scheduler"))
     metric, mode = ray_compat.metric_and_mode(arguments)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials()]
     changed = {**arguments, "callbacks": callbacks, "config": _with_python_numbers(arguments.get("config"))}
+    _prepare_search(changed)
     with best_effort("writing the metadata of the experiment"):
         callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):

@@ -10,7 +10,7 @@ from horovod_tune.ray_compat.compatibility import Patch
 _LIMITERS = Patch(
     "concurrency slots of paused trials",
     "PromotingASHA runs fewer trials at once than max_concurrent",
-    "ray.tune.search:ConcurrencyLimiter uses live_trials num_unfinished_live_trials searcher",
+    "ray.tune.search:ConcurrencyLimiter uses live_trials num_unfinished_live_trials cached_results searcher",
     "ray.tune.search.basic_variant:BasicVariantGenerator uses _live_trials",
 )
 
@@ -20,7 +20,12 @@ def release_slot(controller: Any, trial_id: str) -> None:
     for limiter, live in _limiters(controller):
         if trial_id in live:
             live.remove(trial_id)
-            if hasattr(limiter, "num_unfinished_live_trials"):
+            if ended := getattr(limiter, "cached_results", None):
+                # It holds back the results of a batch, which may wait for no other trial now. Told of one
+                # again, it counts one trial less, and passes the results on if none is left.
+                ended_id, (result, error) = next(iter(ended.items()))
+                limiter.on_trial_complete(ended_id, result, error)
+            elif hasattr(limiter, "num_unfinished_live_trials"):
                 limiter.num_unfinished_live_trials -= 1
 
 

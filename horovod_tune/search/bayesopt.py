@@ -61,7 +61,8 @@ class BayesOptSearch(Searcher):
       `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, search for the Pareto front; the tuner's
       own `metric` is then only for its scheduler.
     * `limits`: conditions that a result must meet, such as `["latency_ms <= 20"]`, on any reported metrics.
-    * `points_to_evaluate`: configurations to run first; missing parameters are drawn at random.
+    * `points_to_evaluate`: configurations to run first; missing parameters are drawn at random, and Tune
+      always draws the values of `tune.sample_from` in its `param_space`.
       `evaluated_rewards`: the metric values of these points, or None for a point that is still to be run.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
       `acquisition_function`: an acquisition function of `bayes_opt.acquisition`, or an object of your own
@@ -154,6 +155,7 @@ class BayesOptSearch(Searcher):
         self._is_restored = self._space_is_restored = False
         self._warned: set[str] = set()
         self._space: SearchSpace | None = None
+        self._param_space: SearchSpace | None = None
         if space:
             self._set_space(SearchSpace(from_mixed(space), include_constants=True))
 
@@ -201,6 +203,13 @@ class BayesOptSearch(Searcher):
         if not self._is_time_given:
             self._time_attr = time_attr
 
+    def set_param_space(self, param_space: Mapping[str, Any]) -> None:
+        """Read configurations with the tuner's space as the user wrote it.
+
+        In the space that Tune passes on, placeholders stand for functions and other objects.
+        """
+        self._param_space = SearchSpace(param_space)
+
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return the next configuration, never None or `FINISHED`.
 
@@ -242,10 +251,12 @@ class BayesOptSearch(Searcher):
         trial = self._history.trials.get(trial_id)
         if trial is not None:
             objectives = self._objectives()
-            trial.last = as_number(result.get(objectives.metrics[0]))
+            metric = objectives.metrics[0]
+            value, time = as_number(result.get(metric)), as_number(result.get(self._time_attr))
+            if metric in result:
+                trial.last = value
             trial.others.update(objectives.other_metrics_in(result))
-            time = as_number(result.get(self._time_attr))
-            trial.add_report(time, trial.last)
+            trial.add_report(time, value)
             if time is None and self._time_attr != TRAINING_ITERATION:
                 self._warn_of_missing_time(trial_id, result)
 
@@ -296,11 +307,14 @@ class BayesOptSearch(Searcher):
     ) -> None:
         """Learn from a configuration, nested or with `/` in its keys, that was evaluated elsewhere.
 
-        Raises `SpaceError` if it is outside the space, `ValueError` if there are several metrics.
+        Raises `SpaceError` if it is outside the space, `ValueError` with several metrics or with limits.
         """
-        if isinstance(self._metric, list):
-            raise ValueError(f"add_evaluated_point takes one value, but the metrics are {self._metric}")
-        space = self._ready()
+        if isinstance(self._metric, list) or self._limits:
+            raise ValueError(
+                "add_evaluated_point takes one value: it needs a search with one metric and without limits, "
+                f"got metric={self._metric!r}, limits={[str(limit) for limit in self._limits]}"
+            )
+        space = self._reader(self._ready())
         point = space.point(space.nested(parameters))
         self._history.add_known("evaluated", point, as_number(value), error)
 
@@ -368,11 +382,20 @@ class BayesOptSearch(Searcher):
             )
         # Not earlier, since the metric may come from the tuner. A saved search has these results.
         if self._earlier is not None and not self._history.earlier:
-            used, message = fit_into(self._space, self._earlier, self._metric, self._time_attr)
+            used, message = fit_into(self._reader(self._space), self._earlier, self._metric, self._time_attr)
             self._history.earlier = used
             logger.log(logging.INFO if used else logging.WARNING, message)
         self._earlier = None
         return self._space
+
+    def _reader(self, space: SearchSpace) -> SearchSpace:
+        """Return the space that reads configurations: the tuner's, if its points are those of `space`."""
+        own = self._param_space
+        if own is None or own.names() != space.names():
+            return space
+        # Of a function that is repeated in a choice, Tune makes different placeholders.
+        sizes, given = ([column.cardinality for column in each.columns] for each in (own, space))
+        return own if sizes == given else space
 
     def _objectives(self) -> Objectives:
         metrics = (self._metric,) if isinstance(self._metric, str) else tuple(self._metric or ("None",))
@@ -381,7 +404,7 @@ class BayesOptSearch(Searcher):
 
     def _set_space(self, space: SearchSpace) -> None:
         points, rewards = self._given
-        queue, scored = queue_points(space, points, rewards)
+        queue, scored = queue_points(self._reader(space), points, rewards)
         self._space = space
         if self._unread_state is not None:
             self._load_state(space)
@@ -413,8 +436,9 @@ class BayesOptSearch(Searcher):
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False
+        space = self._reader(self._space)
         try:
-            point = self._space.point(self._space.nested(config))
+            point = space.point(space.nested(config))
         except SpaceError as error:
             logger.info("the search ignores trial %s: %s", trial_id, error)
             return False

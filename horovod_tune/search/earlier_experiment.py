@@ -17,7 +17,7 @@ from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.history import Ending, Trial, as_number
-from horovod_tune.search.space.domains import SpaceError, value_at
+from horovod_tune.search.space.domains import MISSING, SpaceError, value_at
 from horovod_tune.search.space.search_space import SearchSpace
 
 
@@ -56,8 +56,9 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
         if value is None or not math.isfinite(value):
             reasons[f"no finite {metric!r}"] += 1
             continue
+        empty = {name for name, value in config.items() if value is MISSING}
         try:
-            point = space.point(space.nested(config))
+            point = space.point(space.nested({k: v for k, v in config.items() if k not in empty}), empty)
         except SpaceError as error:
             reasons[str(error).split(", got ")[0]] += 1
             continue
@@ -109,8 +110,8 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     elif "iterations" in metrics:
         # The column's name in a frame of `horovod_tune.analyze`.
         metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
-    # A table has every column in every row, with NaN where a trial does not have the parameter.
-    config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}
+    # A table has every column in every row, with NaN where a trial does not have the parameter, or has None.
+    config = {k: MISSING if isinstance(v, float) and v != v else v for k, v in config.items()}
     return config, metrics
 
 

@@ -141,10 +141,10 @@ class Optimizer:
             good, bad = (space.features([trial.point for trial in trials]) for trials in (known, failed))
             safety = FailureModel(good, bad, space.feature_groups)
         earlier = self._earlier_model(space, history, objectives)
-        begins, asks_earlier = len(history.trials) < steps or len(known) < 2 or space.dimension == 0, False
+        asks_earlier = earlier is not None and len(known) < _TRANSFER_START
+        begins = len(history.trials) < steps or (len(known) < 2 and not asks_earlier) or space.dimension == 0
         if earlier is not None and self._steps is None:
-            begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
-            asks_earlier = len(known) < _TRANSFER_START and not begins
+            begins = asks_earlier and len(history.trials) % 2 == 1
         if begins:
             # The last point of the start is the middle of the space, which is usually nearer to the best
             # point than most points are. It is left out with curves, where the start has few points: with few

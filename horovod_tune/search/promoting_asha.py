@@ -119,8 +119,6 @@ class PromotingASHA(TrialScheduler):
             )
         known = trial.trial_id in self._trials  # it failed and is retried
         self._trials[trial.trial_id] = trial
-        if trial.trial_id in self._failed_waiting:
-            acquire_slot(tune_controller, trial.trial_id)
         if not known and trial.last_result:
             self._resume(tune_controller, trial)
 
@@ -180,6 +178,8 @@ class PromotingASHA(TrialScheduler):
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         if trial.trial_id in self._rungs.waiting:
             self._failed_waiting.add(trial.trial_id)
+            # If it isn't tried again, Tune's limiters tell the search only of trials that they count.
+            acquire_slot(tune_controller, trial.trial_id)
         self._forget(trial.trial_id)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:

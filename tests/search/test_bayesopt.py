@@ -162,8 +162,9 @@ def test_a_missing_metric_is_logged_once_with_the_others(value: Any, message: st
         ([({METRIC: 0.9}, "report"), ({METRIC: 0.4}, "report"), (None, "end")], ("scored", 0.4)),
         ([(None, "end")], ("unknown", None)),
         ([(None, "error"), ({METRIC: 0.3}, "end")], ("scored", 0.3)),
+        ([({METRIC: 0.5}, "report"), ({"lr": 0.1}, "report"), ({"lr": 0.1}, "end")], ("scored", 0.5)),
     ],
-    ids=["stopped while paused", "removed before it began", "failed and then succeeded"],
+    ids=["stopped while paused", "removed before it began", "failed and then succeeded", "ended without it"],
 )
 def test_how_a_trial_counts(endings: list[tuple[Any, str]], expected: tuple[str, float | None]) -> None:
     search = searcher()
@@ -352,6 +353,16 @@ def test_bayesian_optimizations_acquisition_functions_can_be_used(acquisition: A
     search = searcher(acquisition_function=acquisition)
     outcomes = [loss(c) for c in Loop(search, mixed_space()).run(20)]
     assert min(outcomes[10:]) < min(outcomes[:6])
+
+
+def test_the_xi_of_log_expected_improvement_is_in_the_objectives_unit() -> None:
+    suggested = []
+    for acquisition in (ExpectedImprovement, LogExpectedImprovement):
+        search = BayesOptSearch({"x": (0, 1)}, METRIC, "max", acquisition_function=acquisition(xi=20))
+        for x in np.linspace(0, 1, 9):
+            search.add_evaluated_point({"x": x}, 1000 * math.sin(5 * x))
+        suggested.append(search.suggest("t")["x"])
+    assert suggested[0] == pytest.approx(suggested[1], abs=1e-3)
 
 
 def test_exploration_decays_over_the_suggestions_and_the_users_object_stays() -> None:

@@ -116,6 +116,15 @@ def test_a_limit_on_the_metric_itself_and_three_metrics() -> None:
     assert sum(result["first"] <= 0.5 for _, result in run(search, outcome, 16)[8:]) >= 5
 
 
+@pytest.mark.parametrize(
+    "kind", [{"metric": ["a", "b"], "mode": ["min"] * 2}, {"metric": "a", "mode": "min", "limits": ["b < 3"]}]
+)
+def test_an_evaluated_point_has_no_values_of_other_metrics(kind: dict[str, Any]) -> None:
+    search = BayesOptSearch(SQUARE, **kind)
+    with pytest.raises(ValueError, match=r"add_evaluated_point takes one value.* got metric="):
+        search.add_evaluated_point({"x": 0.5, "y": 0.5}, 1.0)
+
+
 def test_learning_curves_within_a_limit() -> None:
     search = BayesOptSearch(SQUARE, "accuracy", "max", limits=["latency_ms <= 30"], max_t=4)
     kept = 0

@@ -6,8 +6,9 @@ import json
 import logging
 import math
 import pickle
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -174,6 +175,26 @@ def test_a_space_with_numbers_of_numpy_is_saved(tmp_path: Path) -> None:
     assert fresh.suggest("u") == search.suggest("u")
 
 
+class Named(str, Enum):
+    ONE, TWO = "one", "two"
+
+
+class Size(NamedTuple):
+    height: int
+    width: int
+
+
+@pytest.mark.parametrize("options", [[Named.ONE, Named.TWO], [Size(1, 2), Size(3, 4)], [np.str_("a"), "b"]])
+def test_values_of_subclasses_are_not_restored_as_their_base_class(tmp_path: Path, options: Any) -> None:
+    search, fresh = (BayesOptSearch(metric=METRIC, mode="min") for _ in range(2))
+    space = {"a": tune.choice(options), "x": tune.uniform(0, 1)}
+    search.set_search_properties(None, None, space)
+    search.suggest("t")
+    search.save(str(tmp_path / "s"))
+    fresh.restore(str(tmp_path / "s"))
+    assert fresh.set_search_properties(None, None, space) and fresh.suggest("u") == search.suggest("u")
+
+
 def test_a_space_with_functions_among_its_choices_is_recognised_in_another_process(tmp_path: Path) -> None:
     def make() -> Any:
         class Local:  # another address, and another identity, each time
@@ -233,6 +254,32 @@ def test_the_trials_of_a_frame_of_the_analysis_count_up_to_their_last_iteration(
     search.set_search_properties(METRIC, "min", {})
     search.suggest("t")
     assert [list(trial.curve) for trial in search._history.earlier] == [[1.0], [3.0], [9.0]] * 2
+
+
+def test_lists_in_an_earlier_experiments_files_may_be_tuples_of_the_space() -> None:
+    options = [(3, (3, 1)), {"k": (5, 5)}, [7]]
+    rows = [({"a": value}, {METRIC: 1.0}) for value in json.loads(json.dumps(options))]
+    used, _ = fit_into(SearchSpace({"a": tune.choice(options)}), rows, METRIC, "epoch")
+    assert [trial.point for trial in used] == [(0.0,), (1.0,), (2.0,)]
+
+
+def test_none_in_a_table_is_a_value_where_the_space_has_it() -> None:
+    """Pandas reads it as NaN, like a parameter that a trial does not have."""
+    space = {
+        "a": tune.choice(["relu", None]),
+        "n": tune.choice([None, 1.0, 2.0]),
+        "opt": tune.choice([{"name": "adam"}, {"name": "sgd", "nesterov": tune.choice([True, None])}]),
+    }
+    configs = [
+        {"a": "relu", "n": 1.0, "opt/name": "adam"},
+        {"a": None, "n": None, "opt/name": "sgd", "opt/nesterov": None},
+        {"a": None, "n": 2.0, "opt/name": "sgd", "opt/nesterov": True},
+    ]
+    frame = pd.DataFrame([{f"config/{k}": v for k, v in config.items()} for config in configs])
+    search = BayesOptSearch(space, METRIC, "min", analysis=frame.assign(**{METRIC: 1.0}))
+    search.suggest("t")
+    found = [trial.point for trial in search._history.earlier]
+    assert found == [(0.0, 1.0, 0.0, 0.0), (1.0, 0.0, 1.0, 1.0), (1.0, 2.0, 1.0, 0.0)]
 
 
 def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:

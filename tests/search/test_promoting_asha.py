@@ -39,22 +39,27 @@ class Trial:
 
 
 class Counts(Searcher):
-    """Suggests nothing in particular."""
+    """Suggests nothing in particular; records which trials it is told the end of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[str] = []
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         return {}
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        pass
+        self.ended.append(trial_id)
 
 
 class Controller:
     """Simulates Tune: one event after the other, in a random order."""
 
-    def __init__(self, seed: int, saves: bool, failures: float, nans: float) -> None:
+    def __init__(self, seed: int, saves: bool, failures: float, nans: float, batches: bool = False) -> None:
         self.random = np.random.default_rng(seed)
         self.saves, self.failures, self.nans = saves, failures, nans
-        self.limiter = ConcurrencyLimiter(Counts(), max_concurrent=AT_ONCE)
+        self.search = Counts()
+        self.limiter = ConcurrencyLimiter(self.search, max_concurrent=AT_ONCE, batch=batches)
         self.search_alg = SearchGenerator(self.limiter)
         self.trials: list[Trial] = []
         self.most_paused, self.interrupted = 0, False
@@ -162,6 +167,8 @@ def test_every_search_ends(seed: int, saves: bool, failures: float, nans: float,
         statuses = [(trial.trial_id, trial.status, trial.epoch) for trial in controller.trials]
         pytest.fail(f"still not over: {statuses}, waiting {controller.scheduler._rungs.waiting}")
     ended = [trial for trial in controller.trials if trial.status == "TERMINATED"]
+    failed = [trial.trial_id for trial in controller.trials if trial.status == "ERROR"]
+    assert set(failed) <= set(controller.search.ended), "the search is told of each failure"
     if nans == 1:
         return
     lengths = sorted(trial.epoch for trial in ended)
@@ -173,6 +180,13 @@ def test_every_search_ends(seed: int, saves: bool, failures: float, nans: float,
         if saves and not interrupted:
             finished = [trial.quality for trial in ended if trial.epoch == EPOCHS]
             assert min(finished) == min(trial.quality for trial in ended), "the best one has been"
+
+
+@pytest.mark.parametrize("failures", [0, 0.1])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_limiter_of_batches_waits_for_no_paused_trial(seed: int, failures: float) -> None:
+    controller = Controller(seed, True, failures, 0.3, batches=True)
+    assert any(controller.step() for _ in range(5000)), controller.limiter.live_trials
 
 
 @pytest.mark.parametrize(

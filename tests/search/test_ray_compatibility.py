@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from ray import tune
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.search import ConcurrencyLimiter
 
+from horovod_tune.run_settings import settings_for
 from horovod_tune.search import BayesOptSearch
 
 
@@ -126,3 +130,44 @@ def test_reports_after_the_end_of_a_trial_are_no_error() -> None:
         search.on_trial_result("1", {"m": 1.0, "training_iteration": step})
         search.on_trial_complete("1", {"m": 1.0, "training_iteration": step + 1})
     assert search.suggest("2")
+
+
+def prepared(search: Any, **arguments: Any) -> dict[str, Any]:
+    """Return the space that Tune passes to a search of distributed trials."""
+    prepare = settings_for(lambda trainable: True, lambda trainable: False)
+    with prepare(object, {"search_alg": search, "verbose": 0, **arguments}) as changed:
+        return inject_placeholders(copy.deepcopy(changed["config"] or {}), create_resolvers_map())
+
+
+def test_metric_mode_and_stop_criterion_of_a_tuner_without_a_space_are_taken() -> None:
+    search = BayesOptSearch({"x": (0, 1)})
+    limiter = ConcurrencyLimiter(search, max_concurrent=2)
+    prepared(limiter, metric="m", mode="max", stop={"training_iteration": 9})
+    assert limiter.suggest("1") and (search._metric, search._mode) == ("m", "max")
+    assert search._optimizer.horizon == 9
+
+
+def test_functions_and_tuples_of_them_are_read_where_tune_has_placeholders() -> None:
+    options = [{"layer": len}, {"layer": sum, "width": tune.uniform(0, 1)}]
+    space = {
+        "f": tune.choice([len, sum, (len, 1), None]),
+        "options": tune.choice(options),
+        "seed": tune.sample_from(lambda config: 1),
+        "data": np.arange(3),
+        "twice": [tune.choice([min, max])],
+    }
+    config = {"f": sum, "options": {"layer": sum, "width": 0.5}, "data": np.arange(3), "twice": [max]}
+    other = {"f": (len, 1), "options": {"layer": len}, "seed": 7, "twice": [min]}
+    frame = pd.DataFrame({"config/f": [len, None], "config/options": [options[0]] * 2, "m": [1.0, 2.0]})
+    search = BayesOptSearch(
+        points_to_evaluate=[config, other], analysis=frame.assign(**{"config/twice": [[min]] * 2})
+    )
+    injected = prepared(search, config=space, metric="m", mode="min")
+    assert search.set_search_properties("m", "min", injected)
+    first = search.suggest("1")
+    assert first["f"] == injected["f"].categories[1] and first["options"]["width"] == 0.5
+    assert set(search.suggest("2")) == {"f", "options", "twice"}, "Tune draws the seed"
+    search.on_trial_complete("restarted", {"m": 3.0, "config": config})
+    points = [trial.point for trial in search._history.trials.values()]
+    assert points == [(1.0, 1.0, 0.5, 1.0), (2.0, 0.0, 0.0, 0.0), (1.0, 1.0, 0.5, 1.0)]
+    assert [trial.point[0] for trial in search._history.earlier] == [0.0, 3.0]

@@ -79,6 +79,14 @@ def test_what_was_best_before_may_be_tried_again() -> None:
     assert search.suggest("a") == {"x": 3}
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_the_earlier_model_is_asked_after_the_given_number_of_random_points(steps: int) -> None:
+    """Also while no trial has ended."""
+    search = searcher(results_of(valley), random_search_steps=steps)
+    found = [valley(search.suggest(str(number)) or {}) for number in range(steps + 1)]
+    assert found[-1] < 0.05 < min(found[:-1], default=1.0)
+
+
 @pytest.mark.parametrize(
     "values", [[1.0] * 6, [1e300, 1.0, 1e-300, 2.0, 1e17, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1e-9]]
 )

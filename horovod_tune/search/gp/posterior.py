@@ -12,7 +12,7 @@ from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, Prob
 from numpy.typing import NDArray
 from scipy.stats import norm, qmc
 
-from horovod_tune.search.gp.acquisition import LogExpectedImprovement
+from horovod_tune.search.gp.acquisition import LogExpectedImprovement, is_scale_free
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.fitted_model import FittedModel
@@ -113,19 +113,19 @@ class Posterior:
         means, stds = self._process.predict(self._in_context(features))
         stds = np.broadcast_to(stds[:, None], means.shape)
         log_safe = 0.0 if self._safety is None else self._safety(features)
-        scale, offset = self._model.scale, self._model.offset
+        scale, offset, best = self._model.scale, self._model.offset, self.incumbents
+        if not is_scale_free(self._acquisition):
+            means, stds, best = means * scale + offset, stds * scale, best * scale + offset
+        if isinstance(self._acquisition, (ExpectedImprovement, ProbabilityOfImprovement)):
+            self._acquisition.y_max = best
+        values = self._acquisition.base_acq(means, stds)
         # Expectations and probabilities are multiplied by the probability that the trial is feasible. The
         # logarithm of that probability is added to log EI, and to confidence bounds in the objective's unit.
         if isinstance(self._acquisition, LogExpectedImprovement):
-            # Invariant under a change of units, apart from a constant.
-            self._acquisition.y_max = self.incumbents
-            values = self._acquisition.base_acq(means, stds)
             return np.asarray(np.logaddexp.reduce(values, axis=1) - np.log(values.shape[1]) + log_safe)
-        means, stds = means * scale + offset, stds * scale
         if isinstance(self._acquisition, (ExpectedImprovement, ProbabilityOfImprovement)):
-            self._acquisition.y_max = self.incumbents * scale + offset
-            return self._acquisition.base_acq(means, stds).mean(axis=1) * np.exp(log_safe)
-        return self._acquisition.base_acq(means, stds).mean(axis=1) + scale * log_safe
+            return values.mean(axis=1) * np.exp(log_safe)
+        return values.mean(axis=1) + scale * log_safe
 
 
 class AveragedAcquisition:

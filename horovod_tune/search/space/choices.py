@@ -67,10 +67,11 @@ class Choice:
                 return place
         # Type first: 1, 1.0 and True are equal in Python and may all be among the values.
         for same_type in (True,) if strict else (True, False):
+            wanted = value if same_type else _listed(value)
             for index, candidate in enumerate(self._values):
                 if same_type and type(candidate) is not type(value):
                     continue
-                if candidate is value or _equal(candidate, value):
+                if candidate is value or equal(candidate if same_type else _listed(candidate), wanted):
                     return index
         return None
 
@@ -129,7 +130,15 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _listed(value: Any) -> Any:
+    """Return a value with lists instead of tuples, as they are read from an experiment's files."""
+    if isinstance(value, dict):
+        return {key: _listed(inner) for key, inner in value.items()}
+    return list(map(_listed, value)) if isinstance(value, (list, tuple)) else value
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Return True if two values of any type are equal."""
     try:
         return bool(left == right)
     except Exception:  # whatever a user's type raises; arrays and tensors compare elementwise

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
 
-from horovod_tune.search.space.choices import Parameter
+from horovod_tune.search.space.choices import Parameter, equal
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, nested, path_name, put_at, value_at
@@ -182,28 +182,28 @@ class SearchSpace:
         sampled: dict[Path, Domain] = {}
         # A choice comes before the parameters in its options.
         for node in self._all:
-            if not node.is_chosen(chosen) or node.path in given:
+            if not node.is_chosen(chosen):
                 continue
             coordinate = coordinates.get(id(node), 0.0)
-            if node.parameter is None:
+            if node.path in given:
+                put_at(full, node.path, copy.deepcopy(given[node.path]))
+            elif node.parameter is None:
                 sampled[node.path] = node.domain
             elif node.options is not None:
                 put_at(full, node.path, copy.deepcopy(node.options[round(coordinate)]))
             else:
                 put_at(full, node.path, copy.deepcopy(node.parameter.to_value(coordinate)))
-        for path, value in given.items():
-            put_at(full, path, copy.deepcopy(value))
         draw_sampled(full, sampled, seed)
         if self._include_constants:
             return full
         return _only(full, [node.path for node in self._all if not node.conditions])
 
-    def point(self, config: Mapping[str, Any]) -> Point:
-        """Return the point of a complete configuration.
+    def point(self, config: Mapping[str, Any], empty: Collection[str] = ()) -> Point:
+        """Return the point of a complete configuration; parameters whose names are in `empty` are None.
 
         Raises `SpaceError` if a modelled parameter is missing or not in its domain.
         """
-        coordinates, _, missing = self._read(config)
+        coordinates, _, missing = self._read(config, empty)
         if missing:
             raise SpaceError(f"'{missing[0].shown}' is missing from the configuration")
         return tuple(coordinates.get(i, 0.0) for i in range(self.dimension))
@@ -217,7 +217,9 @@ class SearchSpace:
         _refuse_unknown(config, self.spec, ())
         return coordinates, given
 
-    def _read(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
+    def _read(
+        self, config: Mapping[str, Any], empty: Collection[str] = ()
+    ) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
         """Return a configuration's coordinates, the values to use exactly as given, and what is missing.
 
         The last are modelled parameters; those values are floats and what is sampled outside the model.
@@ -230,7 +232,8 @@ class SearchSpace:
         for node in self._all:
             if not node.is_chosen(chosen):
                 continue
-            value, parameter = value_at(config, node.path, MISSING), node.parameter
+            value = value_at(config, node.path, None if node.shown in empty else MISSING)
+            parameter = node.parameter
             if value is MISSING:
                 if id(node) in index:
                     missing.append(node)
@@ -276,7 +279,7 @@ def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
     elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)):
         for index, (value, inner) in enumerate(zip(config, spec, strict=False)):
             _refuse_unknown(value, inner, (*path, index))
-    elif type(config) is not type(spec) or config != spec:
+    elif type(config) is not type(spec) or not equal(config, spec):
         raise SpaceError(f"'{path_name(path)}' is the constant {spec!r}, got {config!r}")
 
 
@@ -286,11 +289,12 @@ def encode(spec: Any) -> Any:
     Raises:
         TypeError: For what JSON cannot express: functions, arrays, `tune.sample_from`.
     """
-    if spec is None or isinstance(spec, (bool, str)) or type(spec) in (int, float):
+    # By exact type: a named tuple or a member of a string enum would come back as another value.
+    if spec is None or type(spec) in (bool, str, int, float):
         return spec
-    if isinstance(spec, dict):
+    if type(spec) is dict:
         return {"dict": [[encode(key), encode(value)] for key, value in spec.items()]}
-    if isinstance(spec, (list, tuple)):
+    if type(spec) in (list, tuple):
         return {type(spec).__name__: [encode(value) for value in spec]}
     if isinstance(spec, Categorical):
         return {"choice": [encode(value) for value in spec.categories]}

@@ -38,6 +38,8 @@ class _Change:
     began: float
     waits_since: float
     reasons: list[str]
+    # True if the ranks were asked to leave their world.
+    was_offered: bool
     # The members that have left the world.
     left: set[Worker] = field(default_factory=set)
     lost: list[Failed] = field(default_factory=list)
@@ -45,6 +47,11 @@ class _Change:
     error: str = ""
     # A rank that waited in a collective that not all ranks entered.
     stalled: Failed | None = None
+
+    @property
+    def world_broke(self) -> bool:
+        """True if the world, or the attempt to form the next one, failed."""
+        return bool(self.lost or self.error or not self.was_offered)
 
 
 class World:
@@ -236,6 +243,13 @@ class World:
 
     def _fail(self, lost: list[Failed], reason: str = "") -> None:
         """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
+        if not lost:
+            lost = [
+                failure_texts.returned_early(rank, worker.info.host, "a collective")
+                for worker in self.members
+                if worker.info is not None
+                for rank in self.returned.intersection(worker.ranks)
+            ]
         if not lost:  # ranks lost contact, and none is known to be the cause
             first = self.members[0]
             assert first.info is not None
@@ -256,7 +270,7 @@ class World:
             waited_s=time.monotonic() - change.waits_since,
             has_returned=bool(self.returned),
             has_stalled=change.stalled is not None,
-            worlds_without_report=self._worlds_without_report + bool(change.lost or change.error),
+            worlds_without_report=self._worlds_without_report + change.world_broke,
         )
 
     @property
@@ -309,7 +323,7 @@ class World:
 
     def _begin_change(self, reason: str) -> None:
         now = time.monotonic()
-        self._change = _Change(now, now, [reason])
+        self._change = _Change(now, now, [reason], was_offered=self._offers > 0)
         if self._without_world_since is None:
             self._without_world_since = self._change.began
         self._break_world()
@@ -360,7 +374,7 @@ class World:
         # The next world has new channels. A report in transit is lost without harm: since it was not
         # acknowledged, the function makes it again.
         self._events.close_channels()
-        self._worlds_without_report += bool(change.lost or change.error)
+        self._worlds_without_report += change.world_broke
         self.number += 1
         self._change = None
         self.slots.record_joined(joining)

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 
 from horovod_tune.coordinator.policy import WORLDS_WITHOUT_REPORT
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.messages import FailureKind, Finished, NeedsWorld, Report
+from horovod_tune.messages import AwaitedRanks, FailureKind, Finished, NeedsWorld, Report
 
 
 def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[..., FakeTrial]) -> None:
@@ -58,6 +58,20 @@ def test_a_stalled_collective_fails_the_trial_if_no_rank_hangs(make: Callable[..
         trial.group.next_event()
     assert "rank 0 of 2 on host0 waited in a collective that not all ranks entered" in str(raised.value)
     assert "Missing ranks: 1" in str(raised.value)
+
+
+@pytest.mark.parametrize("stalled", ["", "RuntimeError: rank 1 has returned"])
+def test_a_rank_that_returns_while_another_waits_for_it_is_named_at_once(
+    make: Callable[..., FakeTrial], stalled: str
+) -> None:
+    trial = make(2, min_workers=1, max_workers=2)
+    began = trial.clock.now
+    awaited = [AwaitedRanks({1: "broadcast"})] if stalled else []
+    trial.send(1, Finished(1))
+    trial.send(0, *awaited, NeedsWorld(0, "RuntimeError", stalled))
+    error = trial.error()
+    assert error.startswith("rank 1 of 2 on host1 returned from the training function, while others wait")
+    assert trial.clock.now - began < 10.0
 
 
 def test_if_the_function_cannot_be_called_again_the_error_names_the_lost_rank(
@@ -134,13 +148,14 @@ def test_a_trial_continues_when_a_worker_starts_while_too_few_wait(
     assert trial.group.next_event() == Report(1, {"size": 2})
 
 
+@pytest.mark.parametrize("how", [FakeActor.die, FakeActor.leave_world])
 def test_worlds_that_break_repeatedly_without_a_report_fail_the_trial(
-    make: Callable[..., FakeTrial],
+    make: Callable[..., FakeTrial], how: Callable[[FakeActor], None]
 ) -> None:
     trial = make(2, min_workers=1, max_workers=2)
 
     def break_it() -> None:
-        trial.world[-1].die()
+        how(trial.world[-1])
         trial.clock.call_later(1.0, break_it)
 
     trial.clock.call_later(1.0, break_it)

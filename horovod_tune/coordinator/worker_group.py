@@ -64,7 +64,6 @@ class WorkerGroup:
 
     def _forget_trial(self) -> None:
         self.world.forget_trial()
-        self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
         # The ranks that had returned by the previous poll of rank 0.
         self._returned_before: set[int] = set()
@@ -118,8 +117,7 @@ class WorkerGroup:
             self._acknowledge(self._reported, checkpoint)
         entered = time.monotonic()
         while True:
-            if self._reports:
-                report = self._reports.pop(0)
+            if report := self.world.take_report():
                 self._reported = report.index
                 return report
             if self.world.failures:
@@ -145,7 +143,7 @@ class WorkerGroup:
         # Reports first: they were sent before the replies that were received in the same wait.
         for run, report in reports:
             if run == self._run:
-                self._record_report(report)
+                self.world.record_report(report)
         for worker, reply in replies:
             if not worker.is_polled:
                 continue  # the worker was lost meanwhile
@@ -162,7 +160,7 @@ class WorkerGroup:
         for message in messages:
             match message:
                 case Report():
-                    self._record_report(message)
+                    self.world.record_report(message)
                 case Finished(rank=rank):
                     worker.running.discard(rank)
                     self.world.returned.add(rank)
@@ -183,10 +181,6 @@ class WorkerGroup:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
             self._returned_before = set(self.world.returned)
-
-    def _record_report(self, report: Report) -> None:
-        self._reports.append(report)
-        self.world.record_report(report.index)
 
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.

@@ -34,6 +34,21 @@ def test_reports_are_counted_on_in_the_next_world(make: Callable[..., FakeTrial]
     assert [call[2] for call in first.called("rejoin")] == [1], "the number of reports"
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.01])
+def test_a_report_in_transit_when_the_world_breaks_is_made_again(
+    make: Callable[..., FakeTrial], after_s: float
+) -> None:
+    """Rank 0 has left its report, and may have deleted the directory of its checkpoint."""
+    trial = make(2, min_workers=1, max_workers=2, cluster_is_full=True)
+    first, other = trial.world
+    del first.replies["break_world"]
+    other.die()
+    trial.send(0, Report(1, {}, "/tmp/deleted"), after_s=after_s)
+    trial.send(0, NeedsWorld(0), after_s=after_s + 0.01)
+    assert trial.next_report() == Report(1, {"size": 1})
+    assert first.called("rejoin")[0][2] == 0, "the number of reports"
+
+
 def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
     make: Callable[..., FakeTrial],
 ) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +84,13 @@ class WorkerGroup:
         return dict(sorted(by_rank.items()))
 
     @property
+    def first_node(self) -> str | None:
+        """The Ray node of rank 0."""
+        return next(
+            (worker.info.node_id for worker in self.workers if worker.info and 0 in worker.ranks), None
+        )
+
+    @property
     def _has_ranks(self) -> bool:
         return any(worker.ranks for worker in self.workers)
 
@@ -105,10 +112,13 @@ class WorkerGroup:
         self._run += 1
         self.world.begin(replace(request, run=self._run))
 
-    def next_event(self, checkpoint: CheckpointPlace | None = None) -> Report | Finished:
+    def next_event(
+        self, checkpoint: CheckpointPlace | None = None, keep_logs: Callable[[], None] = lambda: None
+    ) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
 
-        The previous report, whose checkpoint is stored at ``checkpoint``, is acknowledged first.
+        The previous report, whose checkpoint is stored at ``checkpoint``, is acknowledged first. While it
+        waits, it calls ``keep_logs``: Tune may kill this process before the next report.
 
         Raises:
             TrainingFailed: a rank raised, died, stopped responding or lost contact with the others.
@@ -126,6 +136,7 @@ class WorkerGroup:
                 return Finished(0)
             self._listen(self.world.tick_s)
             self.world.advance(entered)
+            keep_logs()
 
     def _acknowledge(self, index: int, checkpoint: CheckpointPlace | None) -> None:
         if checkpoint is not None:

@@ -143,9 +143,9 @@ class Training:
             self.session.wait_for_world(left_with, stalled)
 
     def _can_restart(self) -> bool:
-        """Return True if the trial is elastic, and the function has committed or nothing was reported yet."""
+        """Return True if the trial is elastic, and the function saves state or nothing was reported yet."""
         live = self.session
-        return live.request.is_elastic and (live.committed.has_committed or not live.trial_has_reported)
+        return live.request.is_elastic and (live.committed.can_restore or not live.trial_has_reported)
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:

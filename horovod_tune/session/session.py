@@ -92,6 +92,8 @@ class Session:
         self.gpu: int | None = None
         # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.
         self.world_error: Callable[[str], BaseException] = WorldBroken
+        # Returns the arguments of `wait_for_world`; None if no other rank is the cause of the error.
+        self.reason_of_leaving: Callable[[BaseException], tuple[str, str] | None] = lambda error: None
         # Called before rank 0's first report; it may raise.
         self.before_first_report: Callable[[], None] = lambda: None
         self._condition = threading.Condition()

@@ -11,6 +11,7 @@ import pytest
 
 from horovod_tune import commit, get_state, report
 from horovod_tune.errors import NotInitialized
+from horovod_tune.gloo import horovod_elastic
 from horovod_tune.gloo.horovod_world import is_collective_error
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
@@ -138,6 +139,31 @@ def test_it_is_called_again_after_a_stall(run: Any) -> None:
     assert isinstance(left, NeedsWorld) and ending == Finished(0)
     assert left.error == "Stalled: a rank is gone"
     assert left.stalled.startswith("Traceback") and left.stalled.endswith("Missing ranks: 1")
+
+
+def like_horovods_run_fn(function: Any, reset: Any) -> Any:
+    def wrapper(*args: Any) -> Any:
+        while True:
+            try:
+                return function(*args)
+            except (Stalled, WorldBroken):
+                reset()
+
+    return wrapper
+
+
+@pytest.mark.parametrize("error", [WorldBroken, Stalled])
+def test_a_function_in_hvd_elastic_run_says_why_it_leaves(
+    run: Any, error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horovod_elastic, "reset", lambda *reason: current().wait_for_world(*reason))
+
+    def train(config: dict[str, Any]) -> None:
+        horovod_elastic.reporting(like_horovods_run_fn)(Breaks(say, error=error), None)(config)
+
+    left, ending = run(train, is_elastic=True)[1:]
+    assert left.error == f"{error.__name__}: a rank is gone" and ending == Finished(0)
+    assert left.stalled.endswith("Missing ranks: 1") is (error is Stalled)
 
 
 @pytest.mark.parametrize("first", [say, hear_of_another_ranks_report])

@@ -122,7 +122,7 @@ class Training:
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
         """Call the training function; in an elastic trial, call it again whenever its world has changed."""
         while True:
-            reason: tuple[str, str] | None = "", ""
+            reason = "", ""
             try:
                 self._enter_world()
                 call(function, self.session)
@@ -134,9 +134,10 @@ class Training:
             except WorldChanges:
                 self.session.committed.change_pending = False
             except Exception as error:  # the function may raise anything if a rank was lost
-                reason = self._reason_of_leaving(error)
-                if reason is None or not self._can_restart():
+                found = self._reason_of_leaving(error)
+                if found is None or not self._can_restart():
                     raise
+                reason = found
             self._leave_world()
             self.session.wait_for_world(*reason)
 

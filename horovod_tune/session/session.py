@@ -217,7 +217,8 @@ class Session:
         checkpoint = self._newest_checkpoint()
         if checkpoint is None or not _has_commit(checkpoint):
             return None
-        with checkpoint.filesystem.open_input_stream(f"{checkpoint.path}/{COMMIT_FILE}") as stream:
+        files: Any = checkpoint.filesystem
+        with files.open_input_stream(f"{checkpoint.path}/{COMMIT_FILE}") as stream:
             return bytes(stream.read())
 
     def _newest_checkpoint(self) -> Checkpoint | None:
@@ -231,7 +232,7 @@ class Session:
             raise NotInTraining(_child_process_error(caller, self.rank_info.rank, self._pid))
 
 
-def _has_commit(checkpoint: Checkpoint) -> bool:
+def _has_commit(checkpoint: Any) -> bool:
     """Return True if the checkpoint, which may be in a bucket, was made from a commit."""
     return bool(checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{COMMIT_FILE}").is_file)
 

@@ -129,6 +129,8 @@ def reporting(run_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Horovod's ``run_fn``: the coordinator learns with which error a function left its world."""
 
     def run_it(function: Callable[..., Any], _: Any) -> Any:
+        from horovod.common.exceptions import HostsUpdatedInterrupt
+
         left_with = "", ""
 
         @functools.wraps(function)
@@ -136,6 +138,8 @@ def reporting(run_fn: Callable[..., Any]) -> Callable[..., Any]:
             nonlocal left_with
             try:
                 return function(*args, **kwargs)
+            except HostsUpdatedInterrupt:  # it was asked to leave
+                raise
             except Exception as error:
                 live = session.current()
                 if live is not None:

@@ -152,17 +152,22 @@ def like_horovods_run_fn(function: Any, reset: Any) -> Any:
     return wrapper
 
 
-@pytest.mark.parametrize("error", [WorldBroken, Stalled])
+@pytest.mark.parametrize("error", [WorldBroken, Stalled, "HostsUpdatedInterrupt"])
 def test_a_function_in_hvd_elastic_run_says_why_it_leaves(
     run: Any, error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    exceptions = pytest.importorskip("horovod.common.exceptions")
+    is_asked = error == "HostsUpdatedInterrupt"
+    if is_asked:
+        error = type(error, (exceptions.HostsUpdatedInterrupt, WorldBroken), {})
     monkeypatch.setattr(horovod_elastic, "reset", lambda *reason: current().wait_for_world(*reason))
 
     def train(config: dict[str, Any]) -> None:
         horovod_elastic.reporting(like_horovods_run_fn)(Breaks(say, error=error), None)(config)
 
     left, ending = run(train, is_elastic=True)[1:]
-    assert left.error == f"{error.__name__}: a rank is gone" and ending == Finished(0)
+    assert left.error == ("" if is_asked else f"{error.__name__}: a rank is gone")
+    assert ending == Finished(0)
     assert left.stalled.endswith("Missing ranks: 1") is (error is Stalled)
 
 

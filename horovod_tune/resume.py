@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,10 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
         tuner_arguments: `param_space`, `tune_config`, as for `Tuner`.
 
     Raises:
-        ValueError: `run_config` has no name, or the experiment's folder holds results but lacks the
-            file that Ray needs to continue the search.
+        ValueError: `run_config` has no name, or the experiment's folder holds results, but a file that Ray
+            needs to continue the search is missing or damaged.
     """
+    from pyarrow import fs
     from ray import tune
 
     if not run_config.name:
@@ -35,8 +37,9 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
             f"run_config.name must be set, got {run_config.name!r}: otherwise, each start is a new experiment"
         )
     filesystem, path = _folder_of(run_config)
-    if not tune.Tuner.can_restore(path, storage_filesystem=filesystem):
-        _refuse_results_without_tuner(path, filesystem)
+    has_tuner = tune.Tuner.can_restore(path, storage_filesystem=filesystem)
+    _refuse_broken_results(path, filesystem or fs.LocalFileSystem(), has_tuner=has_tuner)
+    if not has_tuner:
         return tune.Tuner(trainable, run_config=run_config, **tuner_arguments)
     return tune.Tuner.restore(
         path,
@@ -64,14 +67,23 @@ def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
     return filesystem, Path(root, str(run_config.name)).expanduser().as_posix()
 
 
-def _refuse_results_without_tuner(path: str, filesystem: FileSystem | None) -> None:
-    """Raise ValueError if ``path`` holds an earlier search that Ray cannot continue."""
+def _refuse_broken_results(path: str, files: FileSystem, *, has_tuner: bool) -> None:
+    """Raise ValueError if ``path`` holds a search that Ray cannot continue, but would start again."""
     from pyarrow import fs
 
-    selector = fs.FileSelector(path, allow_not_found=True)
-    names = [each.base_name for each in (filesystem or fs.LocalFileSystem()).get_file_info(selector)]
-    if found := sorted(name for name in names if name.startswith("experiment_state-")):
-        raise ValueError(
-            f"{path} holds a search ({found[-1]}) that cannot be continued: the file tuner.pkl is missing. "
-            "Put it back, or set another run_config.name to start a new search."
-        )
+    names = [each.base_name for each in files.get_file_info(fs.FileSelector(path, allow_not_found=True))]
+    found = max((name for name in names if name.startswith("experiment_state-")), default="")
+    if not found:
+        return
+    why = "the file tuner.pkl is missing. Put it back"
+    if has_tuner:
+        try:
+            with files.open_input_stream(f"{path}/{found}") as stream:
+                json.loads(stream.read())
+            return
+        except ValueError as error:  # its copy was cut: the driver was killed, or the disk full
+            why = f"that file is damaged ({error}). Delete it to continue from an earlier one of its kind"
+    raise ValueError(
+        f"{path} holds a search ({found}) that cannot be continued: {why}, or set another run_config.name "
+        "to start a new search."
+    )

@@ -93,7 +93,13 @@ def test_results_that_cannot_be_continued_are_not_written_over(tmp_path: Path) -
     here = tune.RunConfig(name="mine", storage_path=str(tmp_path))
     # A start that was killed before its first trial has left nothing to lose.
     assert resume_or_start(lambda config: None, run_config=here)
+    state = tmp_path / "mine" / "experiment_state-2026-01-01_00-00-00.json"
+    state.write_text('{"trial_data": [')  # its copy was cut
+    with pytest.raises(
+        ValueError, match=r"experiment_state-2026.* cannot be continued: that file is damaged"
+    ):
+        resume_or_start(lambda config: None, run_config=here)
+    state.write_text("{}")
     (tmp_path / "mine" / "tuner.pkl").unlink()
-    (tmp_path / "mine" / "experiment_state-2026-01-01_00-00-00.json").write_text("{}")
     with pytest.raises(ValueError, match=r"experiment_state-2026.* cannot be continued: the file tuner\.pkl"):
         resume_or_start(lambda config: None, run_config=here)

@@ -27,7 +27,11 @@ from horovod_tune.session.reported_values import MAX_DEPTH, plain_metrics
 from horovod_tune.session.session import Session, StopTraining
 
 
-def make_session(rank=0, fetch=lambda place: place):
+def open_place(place):
+    return ray.tune.Checkpoint(place.path, place.filesystem)
+
+
+def make_session(rank=0, fetch=open_place):
     request = TrialRequest("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
     sent = []
     world = RankInfo(rank, 2, rank, 2, 0, 1)
@@ -156,6 +160,9 @@ def test_a_checkpoint_must_be_a_directory(tmp_path):
     missing = tmp_path / "none"
     with pytest.raises(MetricsError, match="none' does not exist"):
         live.report({}, str(missing))
+    lagging, _ = make_session(rank=1)
+    lagging.acknowledge(1)
+    lagging.report({}, str(missing))  # it is on rank 0's host
     missing.touch()
     with pytest.raises(MetricsError, match="none' is a file"):
         live.report({}, missing)
@@ -296,7 +303,7 @@ def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():
 
 def test_in_a_new_world_the_checkpoint_is_that_of_its_reports_and_is_fetched_again():
     fetched = []
-    live, _ = make_session(rank=1, fetch=lambda place: fetched.append(place.path) or place)
+    live, _ = make_session(rank=1, fetch=lambda place: fetched.append(place.path) or open_place(place))
     for report in (1, 2, 3):  # by rank 0 only
         live.acknowledge(report, CheckpointPlace(f"/{report}", report=report))
     for number, reports in enumerate((2, 2, 3), 1):
@@ -305,12 +312,18 @@ def test_in_a_new_world_the_checkpoint_is_that_of_its_reports_and_is_fetched_aga
     assert fetched == ["/2", "/2", "/3"]
 
 
-def test_a_checkpoint_that_was_made_from_a_commit_is_for_get_state_only(tmp_path):
-    live, _ = make_session()
-    (tmp_path / session_module.COMMIT_FILE).write_bytes(b"committed")
-    live.acknowledge(1, CheckpointPlace(str(tmp_path), report=1))
-    live.report({"loss": 1})
-    assert live.get_checkpoint() is None and live.stored_commit() == b"committed"
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_checkpoint_that_was_made_from_a_commit_is_for_get_state_only(tmp_path, is_remote):
+    bucket = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem()) if is_remote else None
+    for number, name in enumerate(("weights", session_module.COMMIT_FILE), 1):
+        live, _ = make_session()
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / name).write_bytes(b"stored")
+        path = str(number) if is_remote else str(tmp_path / str(number))
+        live.acknowledge(1, CheckpointPlace(path, filesystem=bucket, report=1))
+        live.report({"loss": 1})
+        found = live.get_checkpoint()
+        assert (found and found.path, live.stored_commit()) == [(path, None), (None, b"stored")][number - 1]
 
 
 def test_a_commit_after_a_restart_replaces_the_one_that_was_stored():

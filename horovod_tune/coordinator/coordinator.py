@@ -102,7 +102,7 @@ class Coordinator:
                 trial.is_running, began = True, time.monotonic()
                 self._group.begin(trial.request)
                 trial.start_s = round(time.monotonic() - began, 4)
-            event = self._group.next_event(trial.stored)
+            event = self._group.next_event(trial.stored, self._keep_logs)
         except Exception as cause:
             trial.is_running = False  # so that `close` ends the processes without unwinding the trial
             if self._workers_are_used and isinstance(cause, TrainingFailed):
@@ -160,7 +160,9 @@ class Coordinator:
         checkpoint, trial.stored = None, None
         if path is not None:
             try:
-                checkpoint, trial.stored = trial.storage.persist(path, metrics)
+                checkpoint, trial.stored = trial.storage.persist(
+                    path, metrics, node_id=self._group.first_node
+                )
             except MetricsError as error:
                 raise MetricsError(f"rank 0 of {len(ranks)} on {ranks.get(0)} failed: {error}") from None
             self._keep_logs(publish=True)

@@ -113,6 +113,8 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     <Action.WAIT: 1>
     >>> decide(WorldStatus(members=2, lost=1, left=2), elastic)
     <Action.REFORM: 2>
+    >>> decide(WorldStatus(members=2, left=1, has_returned=True), elastic)
+    Fail(reason='')
     >>> decide(WorldStatus(members=2, lost=1, left=1, elapsed_s=61.0), elastic)
     <Action.ABANDON: 3>
     >>> decide(WorldStatus(members=1, lost=2, left=1), elastic)
@@ -122,7 +124,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     >>> decide(WorldStatus(members=1, lost=2, left=1, waited_s=31.0), elastic).reason[:21]
     '1 rank(s) are left, m'
     """
-    if now.lost and (not limits.is_elastic or now.has_returned or not now.members):
+    if now.has_returned or (now.lost and (not limits.is_elastic or not now.members)):
         return Fail()  # a rank whose function has returned cannot form a world with the others
     if now.left < now.members:
         return Action.WAIT if now.elapsed_s <= limits.timeout_s else Action.ABANDON

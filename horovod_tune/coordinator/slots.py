@@ -135,24 +135,32 @@ class Slots:
         return draining and not self.enough_remain(members, len(self.ready(members)))
 
     def replace_draining(self, members: Sequence[Worker]) -> None:
-        """Start replacements for workers on draining nodes, which are queried every few seconds."""
+        """Start replacements for workers on draining nodes, which are queried every few seconds.
+
+        Workers there that have not joined are ended at once.
+        """
         now = time.monotonic()
         if now - self._queried_s < DRAINING_INTERVAL_S:
             return
-        self._queried_s, before, self._draining = now, self._draining, ray_compat.draining_nodes()
-        if self._draining == before or not self.remaining(members):
+        self._queried_s, self._draining = now, ray_compat.draining_nodes()
+        if not self.remaining(members):
             return  # if none may stay, the whole trial restarts elsewhere
-        taken = self.starting
-        for worker in members:
-            if self.is_draining(worker) and not self.is_excess(worker) and worker.slot not in taken:
-                self._start(worker.slot, elsewhere=True)
+        stuck = [worker for worker in self._joining if self.is_draining(worker)]
+        self._joining = [worker for worker in self._joining if worker not in stuck]
+        actor_processes.end_workers(stuck)
+        taken = self.starting | {worker.slot for worker in members if not self.must_leave(worker)}
+        draining = {worker.slot for worker in [*stuck, *members] if self.is_draining(worker)}
+        for slot in sorted(draining - taken):
+            if slot < self.limits.max_workers:
+                self._start(slot, elsewhere=True)
 
     def record_lost(self, worker: Worker) -> None:
         """Release the slot of a lost member if a scheduler took it, or else start another actor for it."""
         if self.is_excess(worker):
             self._launcher.release_slot(worker.slot)
         elif worker.slot not in self.starting:
-            self._start(worker.slot)
+            # In the same place: the slot's first host may still drain.
+            self._start(worker.slot, elsewhere=worker.elsewhere, again=worker.elsewhere)
 
     def release_excess(self, members: Sequence[Worker]) -> None:
         """End actors starting in slots that a scheduler has taken; release those slots without a member."""

@@ -6,6 +6,7 @@ the driver's host. In the last case, files are sent to the driver's host through
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -66,10 +67,22 @@ class TrialStorage:
         )
         return None if here == there else driver
 
-    def persist(self, directory: str, metrics: dict[str, Any]) -> tuple[Checkpoint, CheckpointPlace]:
-        """Copy a checkpoint directory on this host to the trial's storage; add its name to ``metrics``."""
+    def persist(
+        self, directory: str, metrics: dict[str, Any], *, node_id: str | None = None
+    ) -> tuple[Checkpoint, CheckpointPlace]:
+        """Copy a checkpoint directory to the trial's storage; add its name to ``metrics``.
+
+        The directory is on the node ``node_id``, by default this one: an elastic trial that has lost the
+        ranks on this host has its rank 0 on another.
+        """
         from ray.tune import Checkpoint
 
+        if node_id not in (None, self._node_id):
+            with tempfile.TemporaryDirectory() as folder:
+                copy = f"{folder}/checkpoint"
+                timeout_s = host_copies.TRANSFER_TIMEOUT_S
+                node_transfer.fetch_directory(str(node_id), directory, copy, timeout_s=timeout_s)
+                return self.persist(copy, metrics)
         self._remove_parts()
         self._context.current_checkpoint_index += 1
         metrics["checkpoint_dir_name"] = self._context.checkpoint_dir_name

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +64,6 @@ class WorkerGroup:
 
     def _forget_trial(self) -> None:
         self.world.forget_trial()
-        self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
         # The ranks that had returned by the previous poll of rank 0.
         self._returned_before: set[int] = set()
@@ -83,6 +82,13 @@ class WorkerGroup:
         """The host of each rank, by rank; empty until the workers have their ranks."""
         by_rank = {rank: worker.info.host for worker in self.workers if worker.info for rank in worker.ranks}
         return dict(sorted(by_rank.items()))
+
+    @property
+    def first_node(self) -> str | None:
+        """The Ray node of rank 0."""
+        return next(
+            (worker.info.node_id for worker in self.workers if worker.info and 0 in worker.ranks), None
+        )
 
     @property
     def _has_ranks(self) -> bool:
@@ -106,10 +112,13 @@ class WorkerGroup:
         self._run += 1
         self.world.begin(replace(request, run=self._run))
 
-    def next_event(self, checkpoint: CheckpointPlace | None = None) -> Report | Finished:
+    def next_event(
+        self, checkpoint: CheckpointPlace | None = None, keep_logs: Callable[[], None] = lambda: None
+    ) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
 
-        The previous report, whose checkpoint is stored at ``checkpoint``, is acknowledged first.
+        The previous report, whose checkpoint is stored at ``checkpoint``, is acknowledged first. While it
+        waits, it calls ``keep_logs``: Tune may kill this process before the next report.
 
         Raises:
             TrainingFailed: a rank raised, died, stopped responding or lost contact with the others.
@@ -118,8 +127,7 @@ class WorkerGroup:
             self._acknowledge(self._reported, checkpoint)
         entered = time.monotonic()
         while True:
-            if self._reports:
-                report = self._reports.pop(0)
+            if report := self.world.take_report():
                 self._reported = report.index
                 return report
             if self.world.failures:
@@ -128,6 +136,7 @@ class WorkerGroup:
                 return Finished(0)
             self._listen(self.world.tick_s)
             self.world.advance(entered)
+            keep_logs()
 
     def _acknowledge(self, index: int, checkpoint: CheckpointPlace | None) -> None:
         if checkpoint is not None:
@@ -145,7 +154,7 @@ class WorkerGroup:
         # Reports first: they were sent before the replies that were received in the same wait.
         for run, report in reports:
             if run == self._run:
-                self._record_report(report)
+                self.world.record_report(report)
         for worker, reply in replies:
             if not worker.is_polled:
                 continue  # the worker was lost meanwhile
@@ -162,7 +171,7 @@ class WorkerGroup:
         for message in messages:
             match message:
                 case Report():
-                    self._record_report(message)
+                    self.world.record_report(message)
                 case Finished(rank=rank):
                     worker.running.discard(rank)
                     self.world.returned.add(rank)
@@ -183,10 +192,6 @@ class WorkerGroup:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
             self._returned_before = set(self.world.returned)
-
-    def _record_report(self, report: Report) -> None:
-        self._reports.append(report)
-        self.world.record_report(report.index)
 
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.

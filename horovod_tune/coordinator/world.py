@@ -26,7 +26,15 @@ from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldS
 from horovod_tune.coordinator.slots import Slots
 from horovod_tune.coordinator.workers import Worker, call_all, replies_to
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Assignment, CheckpointPlace, Failed, FailureKind, NeedsWorld, TrialRequest
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    NeedsWorld,
+    Report,
+    TrialRequest,
+)
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 
@@ -38,6 +46,8 @@ class _Change:
     began: float
     waits_since: float
     reasons: list[str]
+    # True if the ranks were asked to leave their world.
+    was_offered: bool
     # The members that have left the world.
     left: set[Worker] = field(default_factory=set)
     lost: list[Failed] = field(default_factory=list)
@@ -45,6 +55,11 @@ class _Change:
     error: str = ""
     # A rank that waited in a collective that not all ranks entered.
     stalled: Failed | None = None
+
+    @property
+    def world_broke(self) -> bool:
+        """True if the world, or the attempt to form the next one, failed."""
+        return bool(self.lost or self.error or not self.was_offered)
 
 
 class World:
@@ -82,6 +97,8 @@ class World:
         self._request: TrialRequest | None = None
         # What joining workers start from: the number of reports, and the newest checkpoint.
         self._reports = 0
+        # Reports that the trial has not taken yet.
+        self._pending: list[Report] = []
         self.checkpoint: CheckpointPlace | None = None
         self._worlds_without_report = 0
         self._without_world_since: float | None = None
@@ -236,6 +253,13 @@ class World:
 
     def _fail(self, lost: list[Failed], reason: str = "") -> None:
         """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
+        if not lost:
+            lost = [
+                failure_texts.returned_early(rank, worker.info.host, "a collective")
+                for worker in self.members
+                if worker.info is not None
+                for rank in self.returned.intersection(worker.ranks)
+            ]
         if not lost:  # ranks lost contact, and none is known to be the cause
             first = self.members[0]
             assert first.info is not None
@@ -256,7 +280,7 @@ class World:
             waited_s=time.monotonic() - change.waits_since,
             has_returned=bool(self.returned),
             has_stalled=change.stalled is not None,
-            worlds_without_report=self._worlds_without_report + bool(change.lost or change.error),
+            worlds_without_report=self._worlds_without_report + change.world_broke,
         )
 
     @property
@@ -309,9 +333,11 @@ class World:
 
     def _begin_change(self, reason: str) -> None:
         now = time.monotonic()
-        self._change = _Change(now, now, [reason])
+        self._change = _Change(now, now, [reason], was_offered=self._offers > 0)
         if self._without_world_since is None:
             self._without_world_since = self._change.began
+        # Once the world is broken, rank 0 leaves its report, and may delete the checkpoint's directory.
+        self._pending.clear()
         self._break_world()
 
     def _break_world(self) -> None:
@@ -332,12 +358,21 @@ class World:
                 message.rank, worker.info.host, FailureKind.STALLED, message.stalled
             )
 
-    def record_report(self, reports: int) -> None:
-        """Record that rank 0 has made ``reports`` reports, which shows that this world works."""
-        self._reports, self._worlds_without_report = reports, 0
-        if self._change is None and self._without_world_since is not None:
+    def record_report(self, report: Report) -> None:
+        """Record a report, unless the world is changing: the function makes it again in the next one."""
+        if self._change is None:
+            self._pending.append(report)
+
+    def take_report(self) -> Report | None:
+        """Return the next report, which shows that this world works; None if there is none."""
+        if not self._pending:
+            return None
+        report = self._pending.pop(0)
+        self._reports, self._worlds_without_report = report.index, 0
+        if self._without_world_since is not None:
             self.change_s = time.monotonic() - self._without_world_since
             self._without_world_since = None
+        return report
 
     def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
         """Form the next world from the members, all of which have left the old one, and from ``joining``."""
@@ -357,10 +392,9 @@ class World:
                 else:
                     self._fail(change.lost, change.error)
             return
-        # The next world has new channels. A report in transit is lost without harm: since it was not
-        # acknowledged, the function makes it again.
+        # The next world has new channels.
         self._events.close_channels()
-        self._worlds_without_report += bool(change.lost or change.error)
+        self._worlds_without_report += change.world_broke
         self.number += 1
         self._change = None
         self.slots.record_joined(joining)

@@ -5,7 +5,7 @@ unpickle unauthenticated input (CVE-2024-10190). Neither ever starts here: the n
 reset of `hvd.elastic` are replaced as soon as Horovod is loaded, in trials of a fixed size too.
 
 Checked against Horovod 0.28.1: `horovod.common.elastic.notification_manager`, `horovod.torch.elastic._reset`,
-`horovod.torch.elastic.state.*StateHandler.sync`.
+`horovod.common.elastic.run_fn`, `horovod.torch.elastic.state.*StateHandler.sync`.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def install() -> None:
 
     horovod.common.elastic.notification_manager = notifications
     horovod.torch.elastic._reset = reset
+    horovod.torch.elastic.run_fn = reporting(horovod.torch.elastic.run_fn)
     for name in _HANDLERS:
         handler = getattr(states, name)
         handler.sync = _saved_after(handler.sync)
@@ -124,8 +125,39 @@ def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:
     return synchronise
 
 
-def reset() -> None:
-    """Leave this rank's world and enter the next one.
+def reporting(run_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Horovod's ``run_fn``: the coordinator learns with which error a function left its world."""
+
+    def run_it(function: Callable[..., Any], _: Any) -> Any:
+        from horovod.common.exceptions import HostsUpdatedInterrupt
+
+        left_with = "", ""
+
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left_with
+            try:
+                return function(*args, **kwargs)
+            except HostsUpdatedInterrupt:  # it was asked to leave
+                raise
+            except Exception as error:
+                live = session.current()
+                if live is not None:
+                    left_with = live.reason_of_leaving(error) or left_with
+                raise
+
+        def leave() -> None:
+            nonlocal left_with
+            reason, left_with = left_with, ("", "")  # a state that cannot be synchronised has another
+            reset(*reason)
+
+        return run_fn(recorded, leave)
+
+    return run_it
+
+
+def reset(text: str = "", stalled: str = "") -> None:
+    """Leave this rank's world and enter the next one; the arguments are those of `Session.wait_for_world`.
 
     Raises:
         HorovodInternalError: the trial is not elastic, or no trial is running.
@@ -136,11 +168,10 @@ def reset() -> None:
     live = session.current()
     if live is None:
         raise HorovodInternalError("the world broke outside a trial")
-    text = ""
     while True:
         hvd.shutdown()
         try:
-            live.wait_for_world(text)
+            live.wait_for_world(text, stalled)
         except NotElastic as error:
             raise HorovodInternalError(str(error)) from None
         try:
@@ -148,7 +179,7 @@ def reset() -> None:
             return
         except (ValueError, HorovodInternalError) as error:
             # A rank was lost while the world was formed. The coordinator forms another, or ends this process.
-            text = f"the next world could not be formed: {error}"
+            text, stalled = f"the next world could not be formed: {error}", ""
             logger.warning(text)
 
 

@@ -58,6 +58,7 @@ class Training:
         leave_world: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = live_session
+        live_session.reason_of_leaving = self._reason_of_leaving
         self._function = function
         self._host = host
         self._send = send
@@ -121,7 +122,7 @@ class Training:
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
         """Call the training function; in an elastic trial, call it again whenever its world has changed."""
         while True:
-            left_with = stalled = ""
+            reason = "", ""
             try:
                 self._enter_world()
                 call(function, self.session)
@@ -133,19 +134,24 @@ class Training:
             except WorldChanges:
                 self.session.committed.change_pending = False
             except Exception as error:  # the function may raise anything if a rank was lost
-                kind, more = self._describe_failure(error)
-                if kind not in _CAUSED_BY_OTHERS or not self._can_restart():
+                found = self._reason_of_leaving(error)
+                if found is None or not self._can_restart():
                     raise
-                left_with = f"{type(error).__name__}: {error}"
-                if kind is FailureKind.STALLED:
-                    stalled = _own_traceback(error) + more
+                reason = found
             self._leave_world()
-            self.session.wait_for_world(left_with, stalled)
+            self.session.wait_for_world(*reason)
+
+    def _reason_of_leaving(self, error: BaseException) -> tuple[str, str] | None:
+        kind, more = self._describe_failure(error)
+        if kind not in _CAUSED_BY_OTHERS:
+            return None
+        stalled = _own_traceback(error) + more if kind is FailureKind.STALLED else ""
+        return f"{type(error).__name__}: {error}", stalled
 
     def _can_restart(self) -> bool:
-        """Return True if the trial is elastic, and the function has committed or nothing was reported yet."""
+        """Return True if the trial is elastic, and the function saves state or nothing was reported yet."""
         live = self.session
-        return live.request.is_elastic and (live.committed.has_committed or not live.trial_has_reported)
+        return live.request.is_elastic and (live.committed.can_restore or not live.trial_has_reported)
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:

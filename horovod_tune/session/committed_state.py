@@ -83,17 +83,12 @@ class CommittedState:
         self.change_pending = False
 
     @property
-    def has_committed(self) -> bool:
-        """True if the training function has committed."""
-        return self._number > 0
-
-    @property
     def can_restore(self) -> bool:
         """True if the function can continue in another world: it has committed, or is expected to.
 
         It is expected to if it has called `get_state` or made a state of `hvd.elastic.run`.
         """
-        return self.has_committed or self._get_was_called or self._states.exist
+        return self._number > 0 or self._get_was_called or self._states.exist
 
     def commit(self, state: Any) -> None:
         """Keep a copy of ``state``. Raises `WorldChanges` on every rank if the world must change."""

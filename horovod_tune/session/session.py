@@ -92,6 +92,8 @@ class Session:
         self.gpu: int | None = None
         # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.
         self.world_error: Callable[[str], BaseException] = WorldBroken
+        # Returns the arguments of `wait_for_world`; None if no other rank is the cause of the error.
+        self.reason_of_leaving: Callable[[BaseException], tuple[str, str] | None] = lambda error: None
         # Called before rank 0's first report; it may raise.
         self.before_first_report: Callable[[], None] = lambda: None
         self._condition = threading.Condition()
@@ -100,7 +102,8 @@ class Session:
         """On rank 0, send the metrics; every rank then waits until Tune decides that the trial continues."""
         self._refuse_in_a_fork("report()")
         plain = plain_metrics(metrics)
-        path = checkpoint_path(checkpoint)
+        # Only rank 0's is stored: another host may not have the directory.
+        path = checkpoint_path(checkpoint) if self.rank_info.rank == 0 else None
         if self._world_is_broken:
             raise self.world_error("report() was called in a world that has lost a rank")
         if self.rank_info.rank == 0 and not self.has_reported:
@@ -206,20 +209,17 @@ class Session:
         """Return the newest checkpoint of the trial, or None if there is none."""
         self._refuse_in_a_fork("get_checkpoint()")
         checkpoint = self._newest_checkpoint()
-        if checkpoint is not None and os.path.exists(os.path.join(checkpoint.path, COMMIT_FILE)):
-            return None  # it was made from a commit, for `get_state`
-        return checkpoint
+        # One that was made from a commit is for `get_state`.
+        return None if checkpoint is None or _has_commit(checkpoint) else checkpoint
 
     def stored_commit(self) -> bytes | None:
         """Return what the trial committed before it was restarted; None if its checkpoint has no commit."""
         checkpoint = self._newest_checkpoint()
-        if checkpoint is None:
+        if checkpoint is None or not _has_commit(checkpoint):
             return None
-        try:
-            with open(os.path.join(checkpoint.path, COMMIT_FILE), "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
+        files: Any = checkpoint.filesystem
+        with files.open_input_stream(f"{checkpoint.path}/{COMMIT_FILE}") as stream:
+            return bytes(stream.read())
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         if self._place is not None and self._checkpoint is None:
@@ -230,6 +230,11 @@ class Session:
         # A forked process has a copy of this session, but nothing receives its messages.
         if os.getpid() != self._pid:
             raise NotInTraining(_child_process_error(caller, self.rank_info.rank, self._pid))
+
+
+def _has_commit(checkpoint: Any) -> bool:
+    """Return True if the checkpoint, which may be in a bucket, was made from a commit."""
+    return bool(checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{COMMIT_FILE}").is_file)
 
 
 # The sessions of this process, the newest last: on TPU v2 and v3, a process runs two ranks.

@@ -100,6 +100,8 @@ class FakeActor:
         self._launcher = launcher
         self._queued_replies: list[Sequence[Message]] = []
         self._poll: Ref | None = None
+        # The calls that it got while it was suspended.
+        self._unanswered: list[Ref] = []
 
     def __getattr__(self, name: str) -> Any:
         signature = inspect.signature(getattr(WorkerActor, name))
@@ -120,6 +122,8 @@ class FakeActor:
                     ref.reply.set_result(reply() if callable(reply) else reply)
                 except ActorDiedError as error:
                     ref.reply.set_exception(error)
+            else:
+                self._unanswered.append(ref)
             return ref
 
         return type("Method", (), {"remote": staticmethod(remote)})
@@ -160,9 +164,10 @@ class FakeActor:
     def die(self) -> None:
         self.is_dead = True
         self._launcher.alive.discard(self)
-        if self._poll is not None:
-            poll, self._poll = self._poll, None
-            poll.reply.set_exception(ActorDiedError())
+        waiting = [ref for ref in (self._poll, *self._unanswered) if ref is not None]
+        self._poll, self._unanswered = None, []
+        for ref in waiting:
+            ref.reply.set_exception(ActorDiedError())
 
     def kill(self) -> None:
         """Record that the coordinator killed the actor."""
@@ -322,10 +327,10 @@ class FakeTrial:
         return self.launcher.alive == members and not any(actor.has_left for actor in members)
 
     def report_in(self, seconds: float) -> None:
-        """Report from the actor that is rank 0 then, or as soon as rank 0 can reply."""
+        """Report from the actor that is rank 0 then, or as soon as it can reply and is in a world."""
 
         def report() -> None:
-            if self.world[0].can_reply:
+            if self.world[0].can_reply and not self.world[0].has_left:
                 self.reports += 1
                 self.world[0].reply_to_poll(Report(self.reports, {"size": len(self.world)}))
             else:

@@ -17,6 +17,7 @@ from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
 from horovod_tune.messages import FailureKind, Finished, LogChunk, Report
+from horovod_tune.transfer import node_transfer
 
 
 class Trial:
@@ -45,7 +46,7 @@ class Trial:
         self.made = str(folder / "made")
 
     def next_trial(self) -> None:
-        self.coordinator.set_trial(REQUEST, TrialStorage(self.context, "driver"))
+        self.coordinator.set_trial(REQUEST, TrialStorage(self.context, "node 0"))
 
     def make_storage_impossible(self) -> None:
         """Create a file where the trial's directory should be: an error for root, too."""
@@ -61,7 +62,7 @@ class Trial:
 def trial(
     request: pytest.FixtureRequest, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Trial:
-    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
+    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "node 0")
     # The default is below the directory of a Ray session.
     monkeypatch.setattr(StorageContext, "trial_working_directory", str(tmp_path / "working"))
     return Trial(clock, tmp_path, in_cloud=request.param)
@@ -91,6 +92,37 @@ def test_a_trial_that_is_stopped_in_its_report_leaves_its_workers_to_the_next(tr
     assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
     assert not trial.all_killed
     assert not any(actor.called("close_world") for actor in trial.actors)
+
+
+def test_output_is_stored_while_the_next_report_is_awaited(trial: Trial) -> None:
+    """Tune kills the coordinator of a trial that does not report soon after the end of the time budget."""
+    trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"))
+    held: list[bool] = []
+    trial.workers.clock.call_later(20.0, lambda: held.append(bool(trial.workers.group.take_logs())))
+    trial.workers.clock.call_later(21.0, lambda: trial.actors[0].reply_to_poll(Report(1, {})))
+    assert trial.coordinator.next_result()
+    assert held == [False]
+
+
+def test_a_checkpoint_on_the_host_of_rank_0_is_fetched_from_there(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks on the coordinator's host were lost; a directory there may be of an earlier rank 0."""
+    Path(trial.made, "weights").write_text("old")
+    fetched: list[str] = []
+
+    def fetch(node: str, source: str, target: str, **_: Any) -> None:
+        fetched.append(f"{node}:{source}")
+        Path(target).mkdir()
+        Path(target, "weights").write_text("new")
+
+    monkeypatch.setattr(node_transfer, "fetch_directory", fetch)
+    trial.coordinator.set_trial(REQUEST, TrialStorage(trial.context, "node 7"))
+    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "node 7")
+    trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
+    metrics, _ = trial.coordinator.next_result() or ({}, None)
+    assert fetched == [f"node 0:{trial.made}"]
+    assert (trial.directory / metrics["checkpoint_dir_name"] / "weights").read_text() == "new"
 
 
 def test_without_reuse_workers_are_killed_and_the_last_output_of_a_stopped_trial_is_kept(

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 
 from horovod_tune.coordinator.policy import WORLDS_WITHOUT_REPORT
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.messages import FailureKind, Finished, NeedsWorld, Report
+from horovod_tune.messages import AwaitedRanks, FailureKind, Finished, NeedsWorld, Report
 
 
 def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[..., FakeTrial]) -> None:
@@ -32,6 +32,21 @@ def test_reports_are_counted_on_in_the_next_world(make: Callable[..., FakeTrial]
     other.die()
     assert trial.next_report() == Report(2, {"size": 1})
     assert [call[2] for call in first.called("rejoin")] == [1], "the number of reports"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01])
+def test_a_report_in_transit_when_the_world_breaks_is_made_again(
+    make: Callable[..., FakeTrial], after_s: float
+) -> None:
+    """Rank 0 has left its report, and may have deleted the directory of its checkpoint."""
+    trial = make(2, min_workers=1, max_workers=2, cluster_is_full=True)
+    first, other = trial.world
+    del first.replies["break_world"]
+    other.die()
+    trial.send(0, Report(1, {}, "/tmp/deleted"), after_s=after_s)
+    trial.send(0, NeedsWorld(0), after_s=after_s + 0.01)
+    assert trial.next_report() == Report(1, {"size": 1})
+    assert first.called("rejoin")[0][2] == 0, "the number of reports"
 
 
 def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
@@ -58,6 +73,20 @@ def test_a_stalled_collective_fails_the_trial_if_no_rank_hangs(make: Callable[..
         trial.group.next_event()
     assert "rank 0 of 2 on host0 waited in a collective that not all ranks entered" in str(raised.value)
     assert "Missing ranks: 1" in str(raised.value)
+
+
+@pytest.mark.parametrize("stalled", ["", "RuntimeError: rank 1 has returned"])
+def test_a_rank_that_returns_while_another_waits_for_it_is_named_at_once(
+    make: Callable[..., FakeTrial], stalled: str
+) -> None:
+    trial = make(2, min_workers=1, max_workers=2)
+    began = trial.clock.now
+    awaited = [AwaitedRanks({1: "broadcast"})] if stalled else []
+    trial.send(1, Finished(1))
+    trial.send(0, *awaited, NeedsWorld(0, "RuntimeError", stalled))
+    error = trial.error()
+    assert error.startswith("rank 1 of 2 on host1 returned from the training function, while others wait")
+    assert trial.clock.now - began < 10.0
 
 
 def test_if_the_function_cannot_be_called_again_the_error_names_the_lost_rank(
@@ -134,13 +163,14 @@ def test_a_trial_continues_when_a_worker_starts_while_too_few_wait(
     assert trial.group.next_event() == Report(1, {"size": 2})
 
 
+@pytest.mark.parametrize("how", [FakeActor.die, FakeActor.leave_world])
 def test_worlds_that_break_repeatedly_without_a_report_fail_the_trial(
-    make: Callable[..., FakeTrial],
+    make: Callable[..., FakeTrial], how: Callable[[FakeActor], None]
 ) -> None:
     trial = make(2, min_workers=1, max_workers=2)
 
     def break_it() -> None:
-        trial.world[-1].die()
+        how(trial.world[-1])
         trial.clock.call_later(1.0, break_it)
 
     trial.clock.call_later(1.0, break_it)
@@ -353,10 +383,16 @@ def test_any_number_of_worlds_may_break_if_each_of_them_has_reported(make: Calla
         trial.settle()
 
 
-def test_a_worker_whose_node_drains_before_it_joins_does_not_join(make: Callable[..., FakeTrial]) -> None:
+def test_a_worker_whose_node_drains_before_it_joins_starts_elsewhere(make: Callable[..., FakeTrial]) -> None:
     trial = make(2, min_workers=1, max_workers=2)
     trial.launcher.draining = {"node 3"}
     trial.next_report()
     assert trial.group.world.resize(4, b"")
-    assert [trial.next_report().metrics["size"] for _ in range(3)] == [3, 3, 3]
-    assert trial.group.world.changes == ["more workers join"]
+    trial.settle()
+    assert sorted(trial.group.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
+    # It is lost there, and must not return to the host that drains.
+    next(actor for actor in trial.world if actor.slot == 3).die()
+    trial.next_report()
+    trial.settle()
+    assert sorted(trial.group.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
+    assert len(trial.launcher.all_actors) == 6

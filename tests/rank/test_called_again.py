@@ -9,8 +9,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from horovod_tune import commit, report
+from horovod_tune import commit, get_state, report
 from horovod_tune.errors import NotInitialized
+from horovod_tune.gloo import horovod_elastic
 from horovod_tune.gloo.horovod_world import is_collective_error
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
@@ -120,8 +121,12 @@ def keep_in(committed: CommittedState) -> None:
     committed.commit({"epoch": 1})
 
 
-@pytest.mark.parametrize("first", [(), (keep,), (say, keep)])
-def test_it_is_called_again_if_it_has_committed_or_not_reported(run: Any, first: Any) -> None:
+def look_up() -> None:
+    assert get_state() is None
+
+
+@pytest.mark.parametrize("first", [(), (keep,), (say, keep), (look_up, say)])
+def test_it_is_called_again_if_it_saves_state_or_has_not_reported(run: Any, first: Any) -> None:
     sent = run(Breaks(*first), is_elastic=True)
     assert [message for message in sent if not isinstance(message, Report)] == [
         NeedsWorld(0, "WorldBroken: a rank is gone"),
@@ -136,8 +141,38 @@ def test_it_is_called_again_after_a_stall(run: Any) -> None:
     assert left.stalled.startswith("Traceback") and left.stalled.endswith("Missing ranks: 1")
 
 
+def like_horovods_run_fn(function: Any, reset: Any) -> Any:
+    def wrapper(*args: Any) -> Any:
+        while True:
+            try:
+                return function(*args)
+            except (Stalled, WorldBroken):
+                reset()
+
+    return wrapper
+
+
+@pytest.mark.parametrize("error", [WorldBroken, Stalled, "HostsUpdatedInterrupt"])
+def test_a_function_in_hvd_elastic_run_says_why_it_leaves(
+    run: Any, error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exceptions = pytest.importorskip("horovod.common.exceptions")
+    is_asked = error == "HostsUpdatedInterrupt"
+    if is_asked:
+        error = type(error, (exceptions.HostsUpdatedInterrupt, WorldBroken), {})
+    monkeypatch.setattr(horovod_elastic, "reset", lambda *reason: current().wait_for_world(*reason))
+
+    def train(config: dict[str, Any]) -> None:
+        horovod_elastic.reporting(like_horovods_run_fn)(Breaks(say, error=error), None)(config)
+
+    left, ending = run(train, is_elastic=True)[1:]
+    assert left.error == ("" if is_asked else f"{error.__name__}: a rank is gone")
+    assert ending == Finished(0)
+    assert left.stalled.endswith("Missing ranks: 1") is (error is Stalled)
+
+
 @pytest.mark.parametrize("first", [say, hear_of_another_ranks_report])
-def test_it_fails_if_the_trial_has_reported_but_not_committed(run: Any, first: Any) -> None:
+def test_it_fails_if_the_trial_has_reported_but_saves_no_state(run: Any, first: Any) -> None:
     ending = run(Breaks(first), is_elastic=True)[-1]
     assert isinstance(ending, Failed) and ending.kind is FailureKind.DISCONNECTED
 
@@ -197,7 +232,7 @@ def test_before_init_nothing_can_be_committed(call: Callable[[CommittedState], A
     committed = CommittedState(Alone(is_ready=False), States())
     with pytest.raises(NotInitialized, match=rf"call hvd\.init\(\) before {name}\(\)"):
         call(committed)
-    assert not committed.has_committed and not committed.can_restore
+    assert not committed.can_restore
 
 
 def test_in_a_trial_of_a_fixed_size_it_is_called_once(run: Any) -> None:

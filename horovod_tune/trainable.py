@@ -22,7 +22,7 @@ from horovod_tune.backends import make_group, placement_of
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
-from horovod_tune.function.shipping import ShippedFunction
+from horovod_tune.function.shipping import ShippedFunction, refuse_horovod_of_driver
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.function.with_parameters import ShippedParameters
 from horovod_tune.messages import TrialRequest
@@ -65,10 +65,12 @@ class DistributedTrainable(FunctionTrainable):
         Raises:
             ResourcesUnavailable: the cluster can never hold them.
             SpecError: ``config`` contains a dict that Tune cannot write.
+            SerializationError: ``config`` holds a `DistributedOptimizer` of the driver.
         """
         # Under Ray Client, Tune does not run in the process that made this class.
         patch_tune(cls._spec.reuse_workers)
         check_config(config)
+        refuse_horovod_of_driver(config)
         placement = placement_of(cls._spec)
         ray_compat.check_cluster_holds(placement)
         return request_for(placement)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from functools import partial
-from types import FunctionType, MethodType
-from typing import Any
 
-from horovod_tune.errors import OutsideTune, SerializationError
-from horovod_tune.function.variables import parts_of
+from horovod_tune.errors import OutsideTune
 from horovod_tune.session.session import RANK_VARIABLE
 
 # The variable that each launcher sets. `horovodrun --mpi` starts Open MPI's mpirun.
@@ -47,30 +42,3 @@ def warn_of_horovod_in_driver() -> None:
             "wrong in every rank. Move hvd.init() and all that depends on it into the function.",
             stacklevel=2,
         )
-
-
-def refuse_horovod_of_driver(what: str, parts: Iterable[tuple[str, Any]]) -> None:
-    """Raise SerializationError if a `DistributedOptimizer` made in the driver is, or is in, one of the parts.
-
-    Args:
-        what: the error's name for what has the parts.
-        parts: descriptions of their locations, and the parts.
-    """
-    for where, part in parts:
-        is_small = isinstance(part, dict | list | tuple) and len(part) < 100  # larger ones are data
-        for inner, value in [("", part), *(parts_of(part) if is_small else ())]:
-            if type(value).__module__ == "horovod.torch.optimizer":
-                raise SerializationError(
-                    f"{what} uses an hvd.DistributedOptimizer that was made in the driver ({where}{inner}), "
-                    "where Horovod has no ranks. Make the model and the optimizer in the training function, "
-                    "after hvd.init()."
-                )
-
-
-def used_by(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield where and to what a function refers, itself or through other functions of its module."""
-    for where, value in parts_of(function):
-        yield where, value
-        is_ours = getattr(value, "__module__", None) == getattr(function, "__module__", None)
-        if depth and isinstance(value, FunctionType | MethodType | partial) and (is_ours or depth == 4):
-            yield from used_by(value, depth - 1)

@@ -8,6 +8,7 @@ import importlib
 import io
 import math
 import os
+import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,26 +18,32 @@ from typing import Any, ClassVar
 import cloudpickle.cloudpickle
 
 from horovod_tune.errors import SerializationError
-from horovod_tune.function.driver_mistakes import (
-    refuse_horovod_of_driver,
-    used_by,
-    warn_of_horovod_in_driver,
-)
+from horovod_tune.function.driver_mistakes import warn_of_horovod_in_driver
 from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import find_largest, type_name, unpicklable
 
 MB = 1_000_000
 
 
-class _Pickler(cloudpickle.Pickler):
+class _MadeInDriver(pickle.PicklingError):
+    """An object works only in the process that has made it."""
+
+
+class Pickler(cloudpickle.Pickler):
     """cloudpickle, extended to objects that it cannot pickle, or pickles in a way that ranks cannot use.
 
     These are modules of a subclass of ModuleType (``torch.backends.cudnn``), `os.environ` and Horovod's
     functions (``from horovod.torch import rank``), which this class sends by names that can be imported;
-    and the script's functions that `functools.lru_cache` wraps, which it sends as code.
+    and the script's functions that `functools.lru_cache` wraps, which it sends as code. It refuses the
+    driver's `DistributedOptimizer`: made without a world it has no hooks, and the ranks would not average.
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj).__module__ == "horovod.torch.optimizer":
+            raise _MadeInDriver(
+                "it is an hvd.DistributedOptimizer that was made in the driver, where Horovod has no ranks "
+                "(it and its model must be made after the function's hvd.init())"
+            )
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             name = obj.__name__
             if sys.modules.get(name) is obj:
@@ -91,8 +98,19 @@ def dumps(function: Any) -> bytes:
 @rays_registry()
 def _dumps(function: Any) -> bytes:
     with io.BytesIO() as file:
-        _Pickler(file).dump(function)
+        Pickler(file).dump(function)
         return file.getvalue()
+
+
+def refuse_horovod_of_driver(config: Any) -> None:
+    """Raise SerializationError if ``config`` holds a `DistributedOptimizer` of the driver."""
+    try:
+        if "horovod.torch" in sys.modules:
+            _dumps(config)
+    except _MadeInDriver as error:
+        raise unpicklable("config", config, _dumps, of="config") or error from None
+    except Exception:  # Tune pickles it in its own way
+        return
 
 
 def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError:
@@ -148,7 +166,6 @@ class ShippedFunction:
         if self._function is None:
             return self._pickled
         warn_of_horovod_in_driver()
-        refuse_horovod_of_driver(function_name(self._function), used_by(self._function))
         pickled = dumps(self._function)
         if len(pickled) > self._max_bytes:
             raise _oversized(self._function, len(pickled), self._max_bytes)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from horovod_tune.errors import SpecError, TrainingFunctionError
-from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver
 from horovod_tune.function.variables import parts_of
 
 
@@ -65,8 +64,6 @@ def check_training_function(func: Any) -> None:
 def check_config(config: Any, where: str = "") -> None:
     """Raise SpecError for a dict that Tune cannot write as JSON with sorted keys (they must be of one kind).
 
-    Raise SerializationError for a `DistributedOptimizer` of the driver.
-
     Runs in the driver, for each trial: Tune's own error would end the search without naming the parameter.
     """
     if isinstance(config, list | tuple):
@@ -87,7 +84,6 @@ def check_config(config: Any, where: str = "") -> None:
             f"numbers, got {kinds} "
             f"({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
         )
-    refuse_horovod_of_driver("config", parts_of(config))
     for key, value in config.items():
         check_config(value, f"{where}[{key!r}]" if where else repr(key))
 

@@ -14,11 +14,8 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-import cloudpickle
-
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
-from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver
-from horovod_tune.function.shipping import rays_registry
+from horovod_tune.function import shipping
 from horovod_tune.function.training_function import check_training_function, function_name, unwrapped
 from horovod_tune.function.variables import unpicklable
 from horovod_tune.session.session import current
@@ -144,8 +141,6 @@ def pack_values(values: dict[str, Any]) -> bytes:
     """
     import torch
 
-    parts = ((f"parameter {name!r}", value) for name, value in values.items())
-    refuse_horovod_of_driver("with_parameters", parts)
     for name, value in values.items():
         _check_on_cpu(torch, name, value)
     try:
@@ -158,10 +153,10 @@ def pack_values(values: dict[str, Any]) -> bytes:
         raise SerializationError(f"the parameters of with_parameters cannot be sent: {error}") from error
 
 
-@rays_registry()
+@shipping.rays_registry()
 def _saved(torch: Any, value: Any) -> bytes:
     file = io.BytesIO()
-    torch.save(value, file, pickle_module=cloudpickle)
+    torch.save(value, file, pickle_module=shipping)
     return file.getvalue()
 
 

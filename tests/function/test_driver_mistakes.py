@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError
 from horovod_tune.function import shipping
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.function.training_function import check_config
 from horovod_tune.function.with_parameters import pack_values
 
 hvd = pytest.importorskip("horovod.torch")
@@ -63,31 +63,53 @@ def test_a_world_of_the_driver_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> 
         shipped.pickled()
 
 
-def test_an_optimizer_of_the_driver_is_refused_by_name() -> None:
-    train = in_script(
+@pytest.mark.parametrize(
+    ("train", "where"),
+    [
+        (
+            "def step(): optimizer.step()\ndef train(config): step()",
+            "global variable 'step', global variable 'optimizer'",
+        ),
+        ("of = {'a': [optimizer]}\ndef train(config): of", "global variable 'of'['a'][0]"),
+        (
+            "class Of:\n"
+            "    def __init__(self): self.own = optimizer\n"
+            "    def train(self, config): pass\n"
+            "train = Of().train",
+            "bound object.own",
+        ),
+        (
+            "class Of: pass\nof = Of()\nof.own = optimizer\ndef train(config): of",
+            "global variable 'of'.own",
+        ),
+    ],
+)
+def test_an_optimizer_of_the_driver_is_refused_by_name(train: str, where: str) -> None:
+    source = (
         "import horovod.torch as hvd, torch\n"
         "model = torch.nn.Linear(1, 1)\n"
         "class Kept(torch.optim.SGD): __module__ = 'horovod.torch.optimizer'\n"
         "optimizer = Kept(model.parameters(), lr=0.1)\n"
-        "def step(): optimizer.step()\n"
-        "def train(config): step()\n"
     )
     # By way of Ray, which replaces the text of a TypeError or a PicklingError.
-    with pytest.raises(SerializationError, match=r"^train uses .* \(global variable 'optimizer'\)"):
-        tune.register_trainable("slips", DistributedTrainableCreator(train, num_slots=1))
+    text = (
+        f"^train cannot be sent .*its {re.escape(where)}, which is of .*: it is an hvd.DistributedOptimizer"
+    )
+    with pytest.raises(SerializationError, match=text):
+        tune.register_trainable("slips", DistributedTrainableCreator(in_script(source + train), num_slots=1))
 
 
 @pytest.mark.parametrize(
     ("send", "where"),
     [
-        (pack_values, r"^with_parameters uses .* \(parameter 'of'\['a'\]\)"),
-        (check_config, r"^config uses .* \(\['of'\]\['a'\]\)"),
+        (pack_values, r"^parameter 'of' of with_parameters .* its \['a'\]\.own, which"),
+        (shipping.refuse_horovod_of_driver, r"^config .* config\['of'\]\['a'\]\.own, which"),
     ],
 )
 def test_an_optimizer_of_the_driver_is_refused_beside_the_function_too(send, where) -> None:
     kind = type("Kept", (), {"__module__": "horovod.torch.optimizer"})
     with pytest.raises(SerializationError, match=where):
-        send({"data": list(range(1000)), "of": {"a": kind()}})
+        send({"data": list(range(1000)), "of": {"a": types.SimpleNamespace(own=kind())}})
 
 
 def test_horovods_functions_are_sent_by_their_names() -> None:

@@ -73,6 +73,10 @@ def _refuse_broken_results(path: str, files: FileSystem, *, has_tuner: bool) -> 
 
     names = [each.base_name for each in files.get_file_info(fs.FileSelector(path, allow_not_found=True))]
     found = max((name for name in names if name.startswith("experiment_state-")), default="")
+    if not (found or has_tuner):
+        results = [f"{name}/result.json" for name in sorted(names)]
+        infos = files.get_file_info([f"{path}/{each}" for each in results])
+        found = next((each for each, info in zip(results, infos, strict=True) if info.size), "")
     if not found:
         return
     why = "the file tuner.pkl is missing. Put it back"

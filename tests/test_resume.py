@@ -103,3 +103,8 @@ def test_results_that_cannot_be_continued_are_not_written_over(tmp_path: Path) -
     (tmp_path / "mine" / "tuner.pkl").unlink()
     with pytest.raises(ValueError, match=r"experiment_state-2026.* cannot be continued: the file tuner\.pkl"):
         resume_or_start(lambda config: None, run_config=here)
+    state.unlink()
+    (tmp_path / "mine" / "train_1").mkdir()
+    (tmp_path / "mine" / "train_1" / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"train_1/result\.json.* cannot be continued: the file tuner\.pkl"):
+        resume_or_start(lambda config: None, run_config=here)

@@ -72,8 +72,9 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
         problems += [Problem(trials[-1].trial_id, f"its state: {what} is left out") for what in cut]
     trials.sort(key=lambda trial: trial.number)  # the file has them in no particular order
     runner, stats = mapping(state.get("runner_data")), mapping(state.get("stats"))
-    start = seconds(runner.get("_start_time"))
-    start = seconds(stats.get("start_time")) if start is None else start
+    # Tune writes the same time twice. A copy may have one of them changed.
+    starts = (seconds(runner.get("_start_time")), seconds(stats.get("start_time")))
+    start = min(filter(None, starts), default=None)
     metric = text_or_none(runner.get("_metric"))
     return StateFile(name, tuple(trials), tuple(problems), metric, start)
 

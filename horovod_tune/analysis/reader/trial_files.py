@@ -29,7 +29,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     if not rows and trial.last_result is not None:
         files.add_problem("result.json is missing or empty; only the last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
-        files.add_problem("it has no reports")
+        files.add_problem("no reports")
     config = trial.config
     if trial.status == "UNKNOWN" or OBJECT in str(config):  # params.json has objects as text
         config = _params(files, rows) or config

@@ -135,7 +135,7 @@ def test_a_trial_that_never_reported_has_no_last_report(home):
     (home / "train_abcd1_00000" / "result.json").unlink()
     analysis = read(home)
     assert analysis.trials[0].last_result is None
-    assert [problem.what for problem in analysis.problems] == ["it has no reports"]
+    assert [problem.what for problem in analysis.problems] == ["no reports"]
 
 
 def test_a_copied_folder_is_interrupted_and_one_that_is_written_now_runs(home, tmp_path):
@@ -145,6 +145,10 @@ def test_a_copied_folder_is_interrupted_and_one_that_is_written_now_runs(home, t
     analysis = read(copied)
     assert analysis.state == "interrupted"
     assert analysis.record.last_write == max(trial.end_time for trial in analysis.trials)
+    state = json.loads(state_file(home).read_text())
+    state["stats"] = {"start_time": state["runner_data"]["_start_time"] - 3600}
+    state_file(home).write_text(json.dumps(state))
+    assert read(home).state == "interrupted", "the earlier of its two start times counts"
 
 
 def test_a_search_whose_state_file_is_lost_is_not_called_finished(home):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import threading
+import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import cloudpickle
@@ -21,6 +24,7 @@ from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
 from horovod_tune.ray_compat import metric_and_mode
+from horovod_tune.ray_compat.patches import tune_run
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, search_metadata, settings_for
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.space.search_space import SearchSpace
@@ -46,6 +50,15 @@ def settings(*, ours=True, **arguments):
     prepare = settings_for(lambda trainable: ours, lambda trainable: True)
     with prepare(object, arguments) as prepared:
         return prepared
+
+
+def test_a_script_that_has_imported_tunes_run_gets_ours(monkeypatch):
+    script = types.ModuleType("script")
+    script.search = importlib.import_module("ray.tune.tune").run
+    monkeypatch.setattr(tune_run, "_RUNS", types.SimpleNamespace(is_due=True))
+    monkeypatch.setattr(tune_run, "sys", types.SimpleNamespace(modules={"script": script}))
+    ours = tune_run.prepare_runs(nullcontext, __name__)
+    assert script.search is ours
 
 
 def test_a_search_prints_little_and_ends_with_what_its_user_wants(

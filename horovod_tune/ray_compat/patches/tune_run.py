@@ -51,14 +51,13 @@ _DEATHS = Patch(
 _DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
 # True while this thread runs a search without Tune's own output.
 _IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
-_MODULES_WITH_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
 
 
 def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
     """Run every search inside ``prepare(run_or_experiment, arguments)``; once per process.
 
-    ``prepare`` yields the arguments to run with. A ``run`` that was imported before (``from ray.tune import
-    run``) stays Tune's own.
+    ``prepare`` yields the arguments to run with. All modules get the function that is returned, a script that
+    has imported Tune's too.
 
     Args:
         prepare: the context of a search.
@@ -79,10 +78,10 @@ def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
             return original(run_or_experiment, **prepared)
 
     run.__module__ = name
-    for each in _MODULES_WITH_RUN:
-        module = importlib.import_module(each)
-        if getattr(module, "run", None) is original:
-            module.run = run  # type: ignore[attr-defined]
+    for module in list(sys.modules.values()):
+        for each, value in list(getattr(module, "__dict__", {}).items()):
+            if value is original:
+                setattr(module, each, run)
     return run
 
 

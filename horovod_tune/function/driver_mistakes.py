@@ -16,6 +16,8 @@ _LAUNCHERS = {
     "TORCHELASTIC_RUN_ID": "torchrun",
 }
 
+_has_warned = False  # Tune pickles the function more than once
+
 
 def refuse_launcher() -> None:
     """Raise OutsideTune if a launcher has started copies of this program: each would run its own search."""
@@ -33,11 +35,14 @@ def refuse_launcher() -> None:
 
 
 def warn_of_horovod_in_driver() -> None:
-    """Warn if `hvd.init()` was called in the driver, where `hvd.rank()` is 0 and `hvd.size()` is 1."""
+    """Warn once if `hvd.init()` was called in the driver, where `hvd.rank()` is 0 and `hvd.size()` is 1."""
+    global _has_warned
     horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and horovod.is_initialized():
+    # init() sets the ranks of the world, and shutdown() leaves them.
+    if horovod is not None and horovod.global_process_set.ranks and not _has_warned:
+        _has_warned = True
         warnings.warn(
-            "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. Anything "
+            "Horovod was initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. Anything "
             "computed from them outside the training function (samplers, data shards, learning rates) is "
             "wrong in every rank. Move hvd.init() and all that depends on it into the function.",
             stacklevel=2,

@@ -19,7 +19,7 @@ from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError
-from horovod_tune.function import shipping
+from horovod_tune.function import driver_mistakes, shipping
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.with_parameters import pack_values
 
@@ -58,9 +58,13 @@ def test_a_search_is_not_started_by_a_launcher(
 
 def test_a_world_of_the_driver_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ShippedFunction(in_script("def train(config): pass"), "slips")
-    monkeypatch.setattr(hvd, "is_initialized", lambda: True)
-    with pytest.warns(UserWarning, match=r"hvd\.size\(\) is 1.* Move hvd\.init\(\)"):
+    # What hvd.init() and hvd.shutdown() leave.
+    monkeypatch.setattr(hvd.global_process_set, "ranks", [0])
+    monkeypatch.setattr(driver_mistakes, "_has_warned", False)
+    with pytest.warns(UserWarning, match=r"hvd\.size\(\) is 1.* Move hvd\.init\(\)") as warned:
         shipped.pickled()
+        shipped.pickled()
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback, progress
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.doctor.preflight import Preflight
-from horovod_tune.errors import PreflightFailed
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials
 
 
@@ -71,18 +71,25 @@ def test_a_callback_that_cannot_be_made_is_left_out(
     assert len([each for each in caplog.records if "broken on purpose" in each.getMessage()]) == 2
 
 
-def test_a_preflight_that_cannot_be_made_ends_nothing_and_one_that_fails_does() -> None:
-    @best_effort_callback("preflight", PreflightFailed)
-    class Check:
-        def __init__(self, error: Exception) -> None:
-            self._error = error
+def test_a_notebooks_table_that_fails_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("IPython")
 
-        def on_step_begin(self) -> None:
-            raise self._error
+    def broken(*args: Any, **keywords: Any) -> Any:
+        raise KeyError("broken on purpose")
 
-    Check(OSError("no such file")).on_step_begin()
-    with pytest.raises(PreflightFailed):
-        Check(PreflightFailed("not here")).on_step_begin()
+    monkeypatch.setattr("horovod_tune.analysis.terminal.as_html", broken)
+    monkeypatch.setattr("IPython.display.display", lambda *args, **keywords: SimpleNamespace(update=print))
+    monkeypatch.setattr(progress, "_view", lambda *args: progress.notebook_view())
+    shown = ProgressCallback()
+    shown.setup()
+    for step in range(2):
+        shown.on_step_begin(step, [])
+        shown.on_step_end(step, [])
+    shown.on_experiment_end([])
+    (warning,) = caplog.records
+    assert "broken on purpose" in warning.getMessage()
 
 
 def test_the_warning_is_one_line_and_comes_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -90,6 +90,18 @@ def test_a_machine_that_cannot_take_part_ends_the_search(cluster: Cluster) -> No
     assert not preflight._examined, "the next search looks again"
 
 
+def test_a_preflight_that_fails_itself_ends_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*modules: Any, **arguments: Any) -> Report:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(preflight, "check", broken)
+    search(TWO_HOSTS)
+    (warning,) = caplog.records
+    assert "preflight failed (OSError: no such file)" in warning.getMessage()
+
+
 def test_a_warning_is_logged_and_ends_nothing(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.problems = (Finding("warning", "mymodel", "its import is slow", "wait", "n2"),)
     search(TWO_HOSTS)

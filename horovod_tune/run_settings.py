@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import cloudpickle
 import numpy as np
+from ray import cloudpickle
 from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
 from ray.tune.search.sample import Categorical

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import MethodType, ModuleType
 from typing import Any, ClassVar
 
-import cloudpickle.cloudpickle
+from ray import cloudpickle
 
 from horovod_tune.errors import SerializationError
 from horovod_tune.function.driver_mistakes import warn_of_horovod_in_driver
@@ -30,7 +30,7 @@ class _MadeInDriver(pickle.PicklingError):
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle, extended to objects that it cannot pickle, or pickles in a way that ranks cannot use.
+    """Ray's cloudpickle, extended to what it cannot pickle, or pickles in a way that ranks cannot use.
 
     These are modules of a subclass of ModuleType (``torch.backends.cudnn``), `os.environ` and Horovod's
     functions (``from horovod.torch import rank``), which this class sends by names that can be imported;
@@ -67,11 +67,14 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def rays_registry() -> Iterator[None]:
-    """Send by value what the user has registered for that with Ray's own copy of cloudpickle, too."""
-    ray = sys.modules.get("ray")
+def whole_registry() -> Iterator[None]:
+    """Send by value what is registered for that with cloudpickle itself, too.
+
+    Ray's copy of cloudpickle also sends the config. With another, a class of the script would arrive twice.
+    """
+    original = sys.modules.get("cloudpickle")
     registry = cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES
-    added = ray.cloudpickle.list_registry_pickle_by_value() - registry if ray is not None else set()
+    added = original.list_registry_pickle_by_value() - registry if original is not None else set()
     registry |= added
     try:
         yield
@@ -95,7 +98,7 @@ def dumps(function: Any) -> bytes:
         raise explained or SerializationError(f"{function_name(function)} cannot be sent: {error}") from error
 
 
-@rays_registry()
+@whole_registry()
 def _dumps(function: Any) -> bytes:
     with io.BytesIO() as file:
         Pickler(file).dump(function)
@@ -126,7 +129,7 @@ def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError
     )
 
 
-@rays_registry()
+@whole_registry()
 def travels_by_name(module: str) -> bool:
     """Return True if objects of ``module`` are sent as names to import, and not as code.
 

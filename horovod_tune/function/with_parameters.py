@@ -153,7 +153,7 @@ def pack_values(values: dict[str, Any]) -> bytes:
         raise SerializationError(f"the parameters of with_parameters cannot be sent: {error}") from error
 
 
-@shipping.rays_registry()
+@shipping.whole_registry()
 def _saved(torch: Any, value: Any) -> bytes:
     file = io.BytesIO()
     torch.save(value, file, pickle_module=shipping)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+from ray import cloudpickle
 
 from horovod_tune.errors import NotElastic
 from horovod_tune.session import session

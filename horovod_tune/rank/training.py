@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+from ray import cloudpickle
 
 from horovod_tune import ray_compat
 from horovod_tune.errors import encodable, traceback_text

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import cloudpickle
+from ray import cloudpickle
 
 from horovod_tune.errors import HorovodTuneError, NotInitialized
 from horovod_tune.session.session import require_session

@@ -17,8 +17,8 @@ import time
 from dataclasses import astuple, replace
 from typing import Any
 
-import cloudpickle
 import ray
+from ray import cloudpickle
 
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
@@ -108,7 +108,7 @@ class HostActor:
         """Start a trial's training function on every rank; return without waiting."""
         self._outbox = Outbox()
         self._restart_inactivity()
-        # Use cloudpickle, as Ray does: a config may hold objects of the script's own classes.
+        # Ray's, so that objects keep their classes: a config may hold objects of the script's own classes.
         function, parameters = ray.get(request.function), self._share(request.parameters)
         packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
         place = {"node_id": self._node_id, "copies": self._copies}

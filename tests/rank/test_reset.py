@@ -139,8 +139,10 @@ def test_a_process_that_has_used_a_gpu_is_kept():
         patch.setattr(torch.cuda, "_queued_calls", [])
         patch.setattr(torch.cuda, "_get_device_properties", torch._C._log_api_usage_once, raising=False)
         patch.setattr(torch.library, "_defs", {*torch.library._defs})
+        patch.setattr(torch.library, "_impls", {*torch.library._impls})
         watch.add([torch.library])
         torch.library._defs.add("triton::_triton_bsr_dense_mm_out")
+        torch.library._impls.add("triton/_triton_bsr_dense_mm_out/SparseCsrCUDA")
         assert watch.restore() == []
         assert hasattr(torch.cuda, "_get_device_properties")
 
@@ -191,6 +193,32 @@ def test_the_first_use_of_local_files_in_fsspec_is_kept(monkeypatch):
     assert watch.restore() == []
     fsspec.register_implementation("mine", str)
     assert watch.restore() != []
+
+
+def test_settings_of_a_gpu_are_restored_on_each(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    from horovod_tune.rank.reset.settings import Settings
+
+    fractions, modes = [1.0, 0.5], [2]
+    settings = Settings()
+    for name, function in {
+        "is_initialized": lambda: True,
+        "device_count": lambda: 2,
+        "get_per_process_memory_fraction": fractions.__getitem__,
+        "get_sync_debug_mode": lambda: modes[0],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(
+        torch._C, "_cuda_setMemoryFraction", lambda f, d: fractions.__setitem__(d, f), raising=False
+    )
+    monkeypatch.setattr(
+        torch._C, "_cuda_set_sync_debug_mode", lambda mode: modes.__setitem__(0, mode), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    assert settings.restore() == []
+    assert (fractions, modes) == ([1.0, 1.0], [0])
 
 
 def test_the_singletons_of_accelerate_are_reset():

@@ -19,7 +19,6 @@ import weakref
 from multiprocessing import resource_tracker
 from typing import Any
 
-import cloudpickle.cloudpickle
 import psutil
 import ray.cloudpickle.cloudpickle
 
@@ -161,8 +160,7 @@ def _forget_classes() -> None:
 
     cloudpickle returns an earlier trial's class as long as it lives, and `typing` keeps those of annotations.
     """
-    for pickler in (cloudpickle.cloudpickle, ray.cloudpickle.cloudpickle):
-        pickler._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+    ray.cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
     for clear_cache in typing._cleanups:  # type: ignore[attr-defined]
         clear_cache()
 

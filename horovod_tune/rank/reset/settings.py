@@ -180,7 +180,15 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
             if isinstance(read(), bool | int | str | tuple | list | None) or name.endswith("_backend"):
                 setter = name.replace("get_", "set_", 1)
                 write = getattr(torch._C, setter, None) if setter != name else None
+                if write is not None and isinstance(read(), tuple):
+                    write = functools.partial(_call_with, write)
                 yield Setting(f"torch._C.{name}()", read, write)
+    cuda = torch.cuda
+    # Reading these would start CUDA.
+    read = lambda: cuda.get_sync_debug_mode() if cuda.is_initialized() else 0  # noqa: E731
+    yield Setting("CUDA's sync debug mode", read, cuda.set_sync_debug_mode)
+    if hasattr(cuda, "get_per_process_memory_fraction"):  # torch 2.8 and later
+        yield Setting("the usable part of a GPU's memory", *_memory_fraction(cuda))
     for backend, operation in itertools.product(
         ("generic", "cuda", "mkldnn"), ("all", "conv", "rnn", "matmul")
     ):
@@ -208,6 +216,22 @@ def _read_by_setting(torch: Any) -> tuple[Any, ...]:
     strategy = torch._C._jit_set_fusion_strategy([])
     torch._C._jit_set_fusion_strategy(strategy)
     return profiles, strategy
+
+
+def _memory_fraction(cuda: Any) -> tuple[Callable[[], float], Callable[[float], None]]:
+    def read() -> float:
+        devices = range(cuda.device_count() if cuda.is_initialized() else 0)
+        return min(map(cuda.get_per_process_memory_fraction, devices), default=1.0)
+
+    def write(fraction: float) -> None:
+        for device in range(cuda.device_count()):
+            cuda.set_per_process_memory_fraction(fraction, device)
+
+    return read, write
+
+
+def _call_with(setter: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    setter(*arguments)
 
 
 def _rng_writer(torch: Any) -> Callable[[bytes], Any]:

@@ -59,7 +59,8 @@ _BOOKKEEPING = {
 # tempfile's random names, for functions whose default group `torch_dist` drops, and for the class for local
 # files that fsspec imports at its first use (by PyTorch Lightning).
 _BOOKKEEPING_PREFIXES = (
-    *("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.", "tempfile._name_sequence."),
+    *("torch.cuda.", "torch.library._defs.triton::", "torch.library._impls.triton/"),
+    *("torch._TritonLibrary.", "tempfile._name_sequence."),
     *("torch.distributed.nn.functional.", "torch.distributed.optim.zero_redundancy_optimizer."),
     *(f"fsspec.registry.{name}file" for name in ("", "registry.", "_registry.")),
 )

@@ -60,9 +60,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _objectives(text: str) -> dict[str, str]:
-    pairs = (part.rpartition("=") for part in text.split(","))
+    pairs = [part.rpartition("=") for part in text.split(",")]
     objectives = {name.strip(): mode.strip() for name, _, mode in pairs}
-    if len(objectives) < 2 or not all(objectives) or not set(objectives.values()) <= {"min", "max"}:
+    modes = set(objectives.values())
+    if len(objectives) < max(2, len(pairs)) or not all(objectives) or not modes <= {"min", "max"}:
         raise argparse.ArgumentTypeError(f'must be like "accuracy=max,latency_ms=min", got {text!r}')
     return objectives
 
@@ -150,8 +151,8 @@ def _export(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis import export
     from horovod_tune.analysis.results import MetricUnknown
 
-    if not args.csv and not args.parquet:
-        print("horovod-tune: pass --csv FILE, --parquet FILE, or both", file=sys.stderr)
+    if Path(args.csv or "") == Path(args.parquet or ""):  # neither, or the same
+        print("horovod-tune: pass --csv FILE, --parquet FILE, or both to different files", file=sys.stderr)
         return 2
     table = analysis.dataframe() if args.what == "trials" else analysis.history()
     try:

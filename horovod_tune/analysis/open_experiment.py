@@ -11,7 +11,7 @@ from horovod_tune.analysis.reader.folders import open_folder
 from horovod_tune.analysis.reader.records import ExperimentRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.scoring import Limit, parse_limit
+from horovod_tune.analysis.scoring import Limit, check_metric, parse_limit
 
 
 def analyze(
@@ -39,17 +39,18 @@ def analyze(
         filesystem: the pyarrow filesystem of a path that needs one (as in `RunConfig(storage_filesystem=…)`).
 
     Raises:
-        TypeError: `experiment` is of another type.
+        TypeError: `experiment` is of another type, or `limits` is not a list.
         FileNotFoundError: the folder does not exist.
         ValueError: the folder contains no experiment or no such run, or an argument is invalid.
     """
-    if mode not in (None, "min", "max"):
-        raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+    check_metric(metric, mode)
     if scope not in ("last", "all"):
         raise ValueError(f'scope must be "last" or "all", got {scope!r}')
     given: list[Limit] | None = None
     if limits is not None:
-        given = [parse_limit(limit) if isinstance(limit, str) else limit for limit in limits]
+        if isinstance(limits, str) or not isinstance(limits, Iterable):
+            raise TypeError(f'limits must be a list such as ["latency_ms <= 20"], got {limits!r}')
+        given = [limit if isinstance(limit, Limit) else parse_limit(limit) for limit in limits]
     known: tuple[str | None, str | None] = (None, None)
     trial_ids = None
     if isinstance(experiment, (str, os.PathLike)):

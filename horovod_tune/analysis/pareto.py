@@ -13,6 +13,7 @@ import pandas as pd
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated, value_of
+from horovod_tune.large_batch import bounds
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.results import Analysis
@@ -63,9 +64,11 @@ class ParetoFront:
 
         To compare experiments, pass the same reference for each. See `scoring.hypervolume`.
         """
-        if reference is not None and set(reference) != set(self.metrics):
-            raise ValueError(f"reference must have the keys {sorted(self.metrics)}, got {sorted(reference)}")
-        corner = self.reference if reference is None else reference
+        corner = self.reference
+        if reference is not None:
+            if not isinstance(reference, Mapping) or set(reference) != set(self.metrics):
+                raise ValueError(f"reference must have the keys {sorted(self.metrics)}, got {reference!r}")
+            corner = {name: bounds.number(f"reference[{name!r}]", reference[name]) for name in reference}
         modes = list(self.metrics.values())
         return hypervolume(self.points[self.on_front], [corner[name] for name in self.metrics], modes)
 
@@ -78,9 +81,9 @@ class ParetoFront:
 
 def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
     """See `Analysis.pareto_front`."""
-    if len(metrics) < 2:
+    if not isinstance(metrics, Mapping) or len(metrics) < 2:
         example = '{"accuracy": "max", "latency_ms": "min"}'
-        raise ValueError(f"metrics must name at least two metrics, like {example}, got {dict(metrics)!r}")
+        raise ValueError(f"metrics must name at least two metrics, like {example}, got {metrics!r}")
     for name, mode in metrics.items():
         if mode not in ("min", "max"):
             raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 from ray.tune import Callback
 
@@ -17,7 +17,7 @@ from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen, running_search_metadata
 from horovod_tune.analysis.printable import one_line, printable, sparkline
 from horovod_tune.analysis.report.run_summary import duration
-from horovod_tune.analysis.scoring import is_better, nested_value, value_of
+from horovod_tune.analysis.scoring import check_metric, is_better, nested_value, value_of
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
 
@@ -349,16 +349,19 @@ class ProgressCallback(Callback):
         `every_s` is the shortest time between two plain lines about a trial's progress, in seconds. `live`
         forces live or plain lines; by default, lines are live if rich is installed, and either `stream`
         (default: standard output) is a terminal or this is a notebook and no `stream` is given. Raises
-        `ValueError` for an unknown mode, a negative `every_s`, or if only one of metric and mode is given.
+        `ValueError` for an invalid argument, or if only one of metric and mode is given.
         """
-        if mode not in (None, "min", "max"):
-            raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+        check_metric(metric, mode)
         if (metric is None) != (mode is None):
             raise ValueError(
                 f"metric and mode must be given together, got metric={metric!r} and mode={mode!r}"
             )
-        if not every_s >= 0:
-            raise ValueError(f"every_s must be at least 0 seconds, got {every_s}")
+        if not (isinstance(every_s, SupportsFloat) and every_s >= 0):
+            raise ValueError(f"every_s must be at least 0 seconds, got {every_s!r}")
+        if live not in (None, True, False):
+            raise ValueError(f"live must be True, False or None, got {live!r}")
+        if stream is not None and not hasattr(stream, "write"):
+            raise ValueError(f"stream must be an open file, got {stream!r}")
         self._metric, self._mode = metric, mode
         self._every_s, self._live, self._stream = every_s, live, stream
         self._progress = Progress(metric=metric, mode=mode)

@@ -12,6 +12,14 @@ from typing import Any
 import numpy as np
 
 
+def check_metric(metric: Any, mode: Any) -> None:
+    """Raise `ValueError` unless each is None, or the name of a metric and "min" or "max"."""
+    if metric is not None and not (isinstance(metric, str) and metric):
+        raise ValueError(f"metric must be the name of a reported value, got {metric!r}")
+    if mode not in (None, "min", "max"):
+        raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+
+
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
     """Return a report's metric as a float; None if it is missing or not a number.
 
@@ -83,7 +91,7 @@ def parse_limit(text: str) -> Limit:
     >>> parse_limit("latency_ms <= 20")
     Limit(metric='latency_ms', sense='<=', bound=20.0)
     """
-    found = _LIMIT.fullmatch(text)
+    found = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     try:
         bound = float(found["bound"]) if found else math.nan
     except ValueError:

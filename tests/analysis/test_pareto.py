@@ -111,6 +111,7 @@ def test_with_scope_all_a_report_without_the_metrics_is_no_result():
     ("metrics", "message"),
     [
         ({"accuracy": "max"}, "metrics must name at least two"),
+        (["accuracy", "loss"], r"metrics must name at least two.* got \['accuracy', 'loss'\]"),
         ({"accuracy": "max", "loss": "low"}, "the mode of 'loss' must be"),
         (
             {"accuracy": "max", "size": "min"},
@@ -121,6 +122,20 @@ def test_with_scope_all_a_report_without_the_metrics_is_no_result():
 def test_a_front_of_missing_metrics_is_refused(metrics, message):
     with pytest.raises(ValueError, match=message):
         with_latency(5).pareto_front(metrics)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (3, r"reference must have the keys \['accuracy', 'latency_ms'\], got 3"),
+        ({"accuracy": 0.5}, r"must have the keys .*, got \{'accuracy': 0.5\}"),
+        ({"accuracy": np.nan, "latency_ms": 9}, r"reference\['accuracy'\] must be a finite number, got nan"),
+        ({"accuracy": 0, "latency_ms": "9"}, r"reference\['latency_ms'\] must be a finite number, got '9'"),
+    ],
+)
+def test_a_reference_without_a_number_for_each_metric_is_refused(reference, message):
+    with pytest.raises(ValueError, match=message):
+        with_latency(5).pareto_front(AIMS).hypervolume(reference)
 
 
 def test_a_limit_is_read_as_it_is_written():
@@ -212,8 +227,12 @@ def test_the_commands_take_limits_and_several_metrics(tmp_path, capsys):
     assert run("report", home, "--pareto", "accuracy=max,latency_ms=min", "-o", page) == 0, (
         "it needs no metric"
     )
-    with pytest.raises(SystemExit):
-        run("report", home, "--pareto", "accuracy")
+    for aims in ("accuracy", "loss=min,loss=max,accuracy=max"):
+        with pytest.raises(SystemExit):
+            run("report", home, "--pareto", aims)
+    assert run("export", home, "--csv", page, "--parquet", page) == 2
+    assert "--parquet FILE, or both to different files" in capsys.readouterr().err
+    assert run("show", home, "--metric", "") == 1
 
 
 def test_the_front_can_be_drawn():
@@ -226,6 +245,8 @@ def test_the_front_can_be_drawn():
     assert figure.layout.xaxis.title.text == "accuracy (higher is better)"
     with pytest.raises(ValueError, match="metrics must name exactly two metrics, got 3"):
         plots.pareto_front(analysis, AIMS | {"loss": "min"})
+    with pytest.raises(ValueError, match=r"metrics must name at least two metrics, .* got 'loss'"):
+        plots.pareto_front(analysis, "loss")
 
 
 def test_an_experiment_shows_itself_in_a_notebook():

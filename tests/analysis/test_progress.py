@@ -182,7 +182,12 @@ def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
     [
         ({"metric": "loss", "mode": "least"}, 'mode must be "min" or "max"'),
         ({"metric": "loss"}, "metric and mode must be given together, got metric='loss' and mode=None"),
+        ({"metric": "", "mode": "min"}, "metric must be the name of a reported value, got ''"),
+        ({"metric": 3, "mode": "min"}, "metric must be the name of a reported value, got 3"),
         ({"every_s": -1.0}, "every_s must be at least 0 seconds, got -1.0"),
+        ({"every_s": "30"}, "every_s must be at least 0 seconds, got '30'"),
+        ({"live": "no"}, "live must be True, False or None, got 'no'"),
+        ({"stream": "out.txt"}, "stream must be an open file, got 'out.txt'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

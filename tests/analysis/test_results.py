@@ -108,11 +108,18 @@ def test_the_score_of_a_trial(values, mode, last, best, iteration):
     [
         ({"mode": "minimum"}, r'mode must be "min" or "max", got \'minimum\''),
         ({"scope": "first"}, r'scope must be "last" or "all", got \'first\''),
+        ({"metric": ""}, "metric must be the name of a reported value, got ''"),
+        ({"metric": ["a", "b"]}, r"metric must be the name of a reported value, got \['a', 'b'\]"),
+        ({"limits": "loss <= 1"}, r'limits must be a list such as \["latency_ms <= 20"\], got \'loss <= 1\''),
+        ({"limits": ""}, "limits must be a list such as .* got ''"),
+        ({"limits": 3}, "limits must be a list such as .* got 3"),
+        ({"limits": [("loss", "<=", 1)]}, "a limit is written like .* got .'loss', '<=', 1.$"),
+        ({"experiment": ""}, "experiment must be a folder, got ''"),
     ],
 )
-def test_a_wrong_argument_is_named(experiments, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        analyze(experiments / "random", **arguments)
+def test_a_wrong_argument_is_named(tmp_path, arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        analyze(**{"experiment": tmp_path, **arguments})
 
 
 def test_the_error_for_an_unknown_metric_lists_those_reported(experiments):

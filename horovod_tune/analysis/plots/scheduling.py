@@ -77,10 +77,11 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
     `metrics` maps two metrics to "min" or "max"; the first is the horizontal axis. The stepped line is the
     border of what the front dominates. Raises `ValueError` as `Analysis.pareto_front` does.
     """
-    if len(metrics) != 2:
-        raise ValueError(f"metrics must name exactly two metrics, got {len(metrics)}: {', '.join(metrics)}")
     found = analysis.pareto_front(metrics)
-    (x, x_mode), (y, y_mode) = metrics.items()
+    if len(found.metrics) != 2:
+        names = ", ".join(found.metrics)
+        raise ValueError(f"metrics must name exactly two metrics, got {len(found.metrics)}: {names}")
+    (x, x_mode), (y, y_mode) = found.metrics.items()
     title = f"{style.label(x)} against {style.label(y)}"
     finite = np.isfinite(found.points).all(axis=1)
     if not finite.any():

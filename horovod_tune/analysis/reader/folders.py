@@ -171,10 +171,12 @@ def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder
     """Return the folder at a local path or a URI.
 
     With `filesystem` (a pyarrow filesystem, as `RunConfig(storage_filesystem=…)` takes it), `place` is a path
-    on that filesystem. Raises `FileNotFoundError` if there is no such folder, and `ValueError` for a URI
-    that pyarrow does not know.
+    on that filesystem. Raises `FileNotFoundError` if there is no such folder, and `ValueError` for "" or
+    a URI that pyarrow does not know.
     """
     text = os.fspath(place)
+    if not text and filesystem is None:
+        raise ValueError(f"experiment must be a folder, got {text!r}")
     if filesystem is not None:
         folder = Folder(filesystem, text.rstrip("/") or "/", text)
     elif _SCHEME.match(text) and not text.startswith(("file://", "local://")):

@@ -165,6 +165,37 @@ def test_the_ready_search_space_is_what_it_reads() -> None:
         assert setup.split.global_batch_size in (64, 128)
 
 
+def test_a_rate_of_ones_own_replaces_the_search_spaces() -> None:
+    from horovod_tune.search import large_batch_space
+
+    space = large_batch_space(
+        epochs=6, global_batch_sizes=np.array([64]), base_batch_size=16, optimizers=["sgd"], lr=0.1
+    )
+    assert "relative_lr" not in space and space["global_batch_size"] == 64 and space["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": -4}, "epochs must be more than 0, got -4"),
+        ({"epochs": "10"}, "epochs must be a finite number, got '10'"),
+        ({"base_batch_size": None}, "base_batch_size must be an integer of at least 1, got None"),
+        ({"optimizers": "sgd"}, "optimizers must be a list with at least one value, got 'sgd'"),
+        ({"optimizers": ["SGD"]}, r"optimizers\[0\] must be one of adamw, lamb, lars, sgd, got 'SGD'"),
+        ({"global_batch_sizes": []}, r"global_batch_sizes must be a list with at least one value, got \[\]"),
+        ({"global_batch_sizes": 64}, "global_batch_sizes must be a list with at least one value, got 64"),
+        ({"global_batch_sizes": [8, 1.5]}, r"global_batch_sizes\[1\] must be an integer .*, got 1.5"),
+        ({"local_batch_size": 8}, "local_batch_size must be left out, as global_batch_sizes is given, got 8"),
+    ],
+)
+def test_a_search_space_that_no_trial_could_use_is_refused(change: dict[str, Any], message: str) -> None:
+    from horovod_tune.search import large_batch_space
+
+    arguments = {"epochs": 6, "global_batch_sizes": [64], "base_batch_size": 16, **change}
+    with pytest.raises(HyperparameterError, match=message):
+        large_batch_space(**arguments)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -201,6 +232,12 @@ def test_a_misspelt_key_beside_an_empty_other_half_is_named() -> None:
         HyperparameterError, match="no key 'locl_batch_size', did you mean 'local_batch_size'"
     ):
         from_config(new_model(), config, num_samples=200)
+
+
+def test_an_argument_that_the_optimizer_does_not_take_is_refused_by_one_rank_too() -> None:
+    with pytest.raises(HyperparameterError, match="noise_scal must be an argument of from_config or of hvd"):
+        from_config(new_model(), BASE, num_samples=200, noise_scal=3)
+    from_config(new_model(), BASE, num_samples=200, sparse_as_dense=True)
 
 
 def test_a_configuration_that_is_none_is_named() -> None:

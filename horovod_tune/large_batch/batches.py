@@ -163,7 +163,8 @@ class GlobalBatch:
         self.keep = bounds.one_of("keep", keep, ("global", "local"))
         self._accumulator, self.scheduler = accumulator, scheduler
         self._num_samples = bounds.count("num_samples", num_samples)
-        self._max_micro_batch_size = max_micro_batch_size or split.micro_batch_size
+        largest = split.micro_batch_size if max_micro_batch_size is None else max_micro_batch_size
+        self._max_micro_batch_size = bounds.count("max_micro_batch_size", largest)
         self._even = even
 
     def resize(self, global_batch_size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
 
@@ -34,9 +35,12 @@ def number(
     Traceback (most recent call last):
     horovod_tune.large_batch.bounds.HyperparameterError: momentum must be at least 0 and less than 1, got 1.0
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    found = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer beyond 1e308
+            found = float(value)
+    if not math.isfinite(found):
         raise HyperparameterError(f"{name} must be a finite number, got {value!r}")
-    found = float(value)
     if not (at_least <= found <= at_most and more_than < found < less_than):
         named = {"at least": at_least, "more than": more_than, "at most": at_most, "less than": less_than}
         bounds = " and ".join(f"{words} {bound:g}" for words, bound in named.items() if math.isfinite(bound))

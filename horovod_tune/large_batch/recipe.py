@@ -22,6 +22,10 @@ from horovod_tune.large_batch.lr_scheduler import LargeBatchLR, scaling_factor
 from horovod_tune.large_batch.noise_scale import NoiseScale
 from horovod_tune.large_batch.world import horovod, rank, torch_distributed, world_size
 
+# Arguments of `hvd.DistributedOptimizer`, which a world of one rank does not make.
+_OF_HOROVOD = {"backward_passes_per_step", "compression", "gradient_predivide_factor", "groups"}
+_OF_HOROVOD |= {"num_groups", "op", "process_set", "sparse_as_dense"}
+
 
 @dataclass(frozen=True)
 class TrainingSetup:
@@ -161,8 +165,8 @@ def from_config(
             torch.distributed.
 
     Raises:
-        HyperparameterError: A key is missing, misspelt or out of bounds, the batch is not a multiple of the
-            number of ranks, or the warm-up is not shorter than the training.
+        HyperparameterError: A key or argument is missing, misspelt or out of bounds, the batch is not a
+            multiple of the number of ranks, or the warm-up is not shorter than the training.
 
     >>> config = {"lr": 0.1, "epochs": 4, "base_batch_size": 32, "global_batch_size": 128, "warmup_epochs": 1}
     >>> setup = from_config(torch.nn.Linear(2, 1), config, num_samples=1024)
@@ -170,6 +174,9 @@ def from_config(
     (0.1, 1, 4.0)
     """
     values = checked_values(config)
+    if unknown := sorted(distributed.keys() - _OF_HOROVOD):
+        of = "from_config or of hvd.DistributedOptimizer"
+        raise bounds.HyperparameterError(f"{', '.join(unknown)} must be an argument of {of}")
     hvd = horovod()
     if torch_distributed() is not None:
         if distributed:

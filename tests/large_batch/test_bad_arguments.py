@@ -53,10 +53,13 @@ def scheduler(schedule: Any = CONSTANT, **options: Any) -> LargeBatchLR:
     return LargeBatchLR(sgd(), schedule, **{"steps_per_epoch": 2, **options})
 
 
+def global_batch(**options: Any) -> GlobalBatch:
+    parts: dict[str, Any] = {"accumulator": accumulator(), "scheduler": scheduler(), "num_samples": 640}
+    return GlobalBatch(split_batch(32, 1), **parts, **options)
+
+
 def growth(largest: int) -> BatchGrowth:
-    split = split_batch(32, 1)
-    batch = GlobalBatch(split, accumulator=accumulator(), scheduler=scheduler(), num_samples=640)
-    return BatchGrowth(FixedGrowth([1]), batch, max_global_batch_size=largest)
+    return BatchGrowth(FixedGrowth([1]), global_batch(), max_global_batch_size=largest)
 
 
 def adam(betas: tuple[float, float], batch: int) -> Any:
@@ -96,6 +99,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     # Optimizers
     (lambda: Lars(WEIGHTS, lr=-1), "lr must be at least 0, got -1"),
     (lambda: Lars(WEIGHTS, lr=None), "lr must be a finite number, got None"),
+    (lambda: Lars(WEIGHTS, lr=10**400), "lr must be a finite number, got 1000"),
     (lambda: Lamb(WEIGHTS, lr="0.1"), "lr must be a finite number, got '0.1'"),
     (lambda: Lars(WEIGHTS, momentum=1.0), "momentum must be at least 0 and less than 1, got 1.0"),
     (lambda: Lars(WEIGHTS, momentum=0, nesterov=True), "momentum must be more than 0 with nesterov, got 0"),
@@ -137,6 +141,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: adam((0.9, 0.99), 16), r"must be at most 10 times base_batch_size for betas\[0\]=0.9, got 16"),
     (lambda: adam((1.0, 0.99), 2), r"betas\[0\] must be at least 0 and less than 1, got 1.0"),
     (lambda: split_batch(5, 8), "must be a multiple of the world size 8, such as 8, got 5"),
+    (lambda: global_batch(max_micro_batch_size=0), "max_micro_batch_size must be an integer .* 1, got 0"),
     (lambda: accumulator(local_batch_size=1), "local_batch_size must be an integer of at least 2, got 1"),
     (lambda: accumulator(max_norm=0), "max_norm must be more than 0, got 0"),
     (lambda: accumulator(passes=1, noise_scale=NoiseScale()), "passes must be at least 2 on one rank"),

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from ray import tune
 
 
-def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_arguments: Any) -> tune.Tuner:
+def resume_or_start(
+    trainable: Any,
+    *,
+    run_config: tune.RunConfig,
+    param_space: dict[str, Any] | None = None,
+    tune_config: tune.TuneConfig | None = None,
+) -> tune.Tuner:
     """Return a `Tuner` that continues the experiment `run_config.name`, or starts it if it does not exist.
 
     Use this in jobs that are requeued, preempted or simply submitted again. Completed trials are not run
@@ -23,7 +29,8 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
     Args:
         trainable: as for `Tuner`; must be the same at every start.
         run_config: its `name` and `storage_path` identify the experiment.
-        tuner_arguments: `param_space`, `tune_config`, as for `Tuner`.
+        param_space: as for `Tuner`.
+        tune_config: as for `Tuner`.
 
     Raises:
         ValueError: `run_config` has no name, or the experiment's folder holds results, but a file that Ray
@@ -40,13 +47,13 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
     has_tuner = tune.Tuner.can_restore(path, storage_filesystem=filesystem)
     _refuse_broken_results(path, filesystem or fs.LocalFileSystem(), has_tuner=has_tuner)
     if not has_tuner:
-        return tune.Tuner(trainable, run_config=run_config, **tuner_arguments)
+        return tune.Tuner(trainable, run_config=run_config, param_space=param_space, tune_config=tune_config)
     return tune.Tuner.restore(
         path,
         trainable,
         resume_unfinished=True,
         resume_errored=True,
-        param_space=tuner_arguments.get("param_space"),
+        param_space=param_space,
         storage_filesystem=filesystem,
     )
 

@@ -58,6 +58,13 @@ def test_an_experiment_without_a_name_cannot_be_found_again() -> None:
         resume_or_start(lambda config: None, run_config=tune.RunConfig())
 
 
+def test_a_misspelt_argument_is_refused_when_the_search_continues_too(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tune.Tuner, "can_restore", lambda *args, **options: True)
+    monkeypatch.setattr(tune.Tuner, "restore", lambda *args, **options: "continued")
+    with pytest.raises(TypeError, match="param_spaces"):
+        resume_or_start(print, run_config=tune.RunConfig("mine"), param_spaces={})  # type: ignore[call-arg]
+
+
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """An S3 of this machine's own, as the query of a URI of it."""

@@ -253,6 +253,18 @@ def test_a_space_that_cannot_be_used_is_named(space: Any, message: str) -> None:
     with pytest.raises(SpaceError, match=message):
         BayesOptSearch(space, metric=METRIC, mode="min")
 
+        ({"x": (0.5, 3.7, int)}, r"'x' must have whole numbers as bounds, got \(0.5, 3.7,"),
+        *(({"x": (0, math.inf, *kind)}, "'x' must have finite bounds in order") for kind in ([], [int])),
+        *(
+            ({"x": bounds}, r"'x' must be \(low, high, int\) or")
+            for bounds in ((0, 3, "int"), (0, 9, int, 2), (0, 1, bool))
+        ),
+        ({"x": (0.0, 1.0), "x/y": (0.0, 1.0)}, "'x/y' gives 'x' a second time"),
+        ({"x/y": (0.0, 1.0), "x": (0.0, 1.0)}, "'x' gives 'x' a second time"),
+        (
+            {"net/width": (8, 64, int), "net": {"width": (1, 2, int)}},
+            "'net' gives 'net/width' a second time",
+        ),
 
 def test_a_range_of_three_floats_is_searched_to_the_end() -> None:
     loop = Loop(searcher(), {"x": tune.uniform(1, 1 + 4e-16)})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError
@@ -42,12 +44,20 @@ def test_a_total_on_named_hosts_is_split_evenly():
     assert (spec.num_hosts, spec.num_slots, spec.world_size) == (3, 2, 6)
 
 
+def test_integers_of_numpy_are_integers():
+    spec = make_spec(num_hosts=np.int64(2), num_slots=np.int32(3), num_cpus_per_slot=np.float32(0.5))
+    assert spec == make_spec(num_hosts=2, num_slots=3, num_cpus_per_slot=0.5)
+    assert type(spec.num_slots) is int and type(spec.slot_resources["CPU"]) is float
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         ({"num_slots": 0}, ["num_slots", "at least 1", "got 0"]),
         ({"num_slots": 2.0}, ["num_slots", "integer", "2.0", "float"]),
         ({"num_hosts": True}, ["num_hosts", "integer", "True"]),
+        ({"num_slots": math.nan}, ["num_slots", "integer", "nan"]),
+        ({"timeout_s": 10**400}, ["timeout_s", "finite"]),
         ({"num_workers": -1}, ["num_workers", "at least 1", "-1"]),
         ({"num_workers": 4, "num_slots": 2}, ["num_workers=4", "num_slots=2", "mutually exclusive"]),
         ({"num_workers": 3, "num_hosts": 2}, ["num_workers", "multiple of num_hosts (2)", "3"]),

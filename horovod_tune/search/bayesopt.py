@@ -25,7 +25,7 @@ from horovod_tune import ray_compat
 from horovod_tune.search import state_file
 from horovod_tune.search.earlier_experiment import fit_into, read_previous
 from horovod_tune.search.gp.fitted_model import FitState
-from horovod_tune.search.history import Ending, History, Trial, as_number, seed_for
+from horovod_tune.search.history import Ending, History, Trial, as_number, reward, seed_for
 from horovod_tune.search.initial_points import QueuedPoint, queue_points
 from horovod_tune.search.objectives import Objectives, parse_limits
 from horovod_tune.search.optimizer import Optimizer
@@ -119,8 +119,9 @@ class BayesOptSearch(Searcher):
             raise SpaceError(
                 f"space must be a dictionary of names to Tune domains or bounds, got {type(space).__name__}"
             )
-        several = metric is not None and not isinstance(metric, str)
-        check_metrics(metric, mode)
+        # Ray's class is declared for one metric; it takes lists too.
+        objectives = check_metrics(metric, mode)
+        several = isinstance(objectives[0], list)
         check_arguments(random_search_steps, time_attr, max_t)
         if (several or limits) and evaluated_rewards is not None:
             raise ValueError(
@@ -133,16 +134,13 @@ class BayesOptSearch(Searcher):
                 "acquisition_function and utility_kwargs are for one metric; a search with a list of metrics "
                 "always maximises the expected gain in hypervolume"
             )
-        # Ray's class is declared for one metric; it takes lists too.
-        objectives: tuple[Any, Any] = (list(metric or ()), list(mode or ())) if several else (metric, mode)
         super().__init__(*objectives)
         self._metric, self._mode = objectives
         self._limits = parse_limits(limits)
         self._seed = seed_of(random_state)
-        acquisition = acquisition_of(
-            acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)
-        )
-        self._optimizer = Optimizer(acquisition, model_options(gp_params or {}), random_search_steps)
+        acquisition = acquisition_of(acquisition_function, utility_kwargs)
+        options = model_options({} if gp_params is None else gp_params)
+        self._optimizer = Optimizer(acquisition, options, random_search_steps)
         self._given = (copy.deepcopy(points_to_evaluate), evaluated_rewards)
         self._earlier = None if analysis is None else read_previous(analysis)
         self._queue: list[QueuedPoint] = []
@@ -307,7 +305,8 @@ class BayesOptSearch(Searcher):
     ) -> None:
         """Learn from a configuration, nested or with `/` in its keys, that was evaluated elsewhere.
 
-        Raises `SpaceError` if it is outside the space, `ValueError` with several metrics or with limits.
+        Raises `SpaceError` if it is outside the space, `ValueError` with several metrics or with limits, or
+        if the value is no number, unless `error` is True.
         """
         if isinstance(self._metric, list) or self._limits:
             raise ValueError(
@@ -315,8 +314,14 @@ class BayesOptSearch(Searcher):
                 f"got metric={self._metric!r}, limits={[str(limit) for limit in self._limits]}"
             )
         space = self._reader(self._ready())
-        point = space.point(space.nested(parameters))
-        self._history.add_known("evaluated", point, as_number(value), error)
+        if not isinstance(parameters, Mapping):
+            raise SpaceError(f"parameters must be a dictionary, got {parameters!r}")
+        number = reward(value)
+        if number is None and not error:
+            raise ValueError(f"value must be a number, got {value!r}")
+        config = space.nested(parameters)
+        space.partial(config)  # refuses unknown names
+        self._history.add_known("evaluated", space.point(config), number, error)
 
     def on_pause(self, trial_id: str) -> None:
         """Keep a paused trial in flight. Called by HyperBandForBOHB."""

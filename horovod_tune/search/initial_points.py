@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_tune.search.history import as_number
+from horovod_tune.search.history import reward
 from horovod_tune.search.space.domains import Path, SpaceError
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
@@ -59,8 +59,11 @@ def queue_points(
     Raises `SpaceError`, which names the point and the parameter, for a point outside the space, a repeated
     point, or rewards that do not match the points.
     """
-    points = list(points or [])
-    if rewards is not None and not hasattr(rewards, "__len__"):
+    points = [] if points is None else points
+    if not isinstance(points, Sequence):
+        raise SpaceError(f"points_to_evaluate must be a list of dictionaries, got {points!r}")
+    # Arrays and series have an order too; sets and dictionaries have none that belongs to the points.
+    if rewards is not None and not isinstance(rewards, Sequence) and not hasattr(rewards, "tolist"):
         raise SpaceError(f"evaluated_rewards must be a list of numbers, got {rewards!r}")
     if rewards is not None and len(rewards) != len(points):
         raise SpaceError(
@@ -71,7 +74,7 @@ def queue_points(
     to_run: list[QueuedPoint] = []
     known: list[tuple[Point, float]] = []
     each_reward = [None] * len(points) if rewards is None else rewards
-    for number, (config, reward) in enumerate(zip(points, each_reward, strict=True)):
+    for number, (config, given) in enumerate(zip(points, each_reward, strict=True)):
         where = f"points_to_evaluate[{number}]"
         if not isinstance(config, Mapping):
             raise SpaceError(f"{where} must be a dictionary, got {config!r}")
@@ -87,13 +90,13 @@ def queue_points(
         if is_complete and queued in seen:
             raise SpaceError(f"{where} repeats points_to_evaluate[{seen.index(queued)}]")
         seen.append(queued)
-        if reward is None:
+        if given is None:
             to_run.append(queued)
             continue
-        value = None if isinstance(reward, bool) else as_number(reward)
+        value = reward(given)
         if value is None:
             raise SpaceError(
-                f"evaluated_rewards[{number}] must be a number, or None for a point to be run, got {reward!r}"
+                f"evaluated_rewards[{number}] must be a number, or None for a point to be run, got {given!r}"
             )
         if not is_complete:
             raise SpaceError(f"{where} has a reward, so it must give every parameter")

@@ -12,9 +12,10 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
+from horovod_tune.large_batch import bounds
 from horovod_tune.ray_compat import mend_paused_trials, reports_of
 from horovod_tune.ray_compat.concurrency_slots import acquire_slot, release_slot
-from horovod_tune.search.history import as_number
+from horovod_tune.search.history import as_number, check_metric_name
 from horovod_tune.search.rungs import Rungs
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class PromotingASHA(TrialScheduler):
         max_t: where a whole training ends, in units of `time_attr`.
         grace_period: the first rung.
         reduction_factor: the best `1 / reduction_factor` of the trials at a rung continue; each rung is at
-            `reduction_factor` times the training time of the one before.
+            `reduction_factor` times the training time of the one before. At least 1.1.
 
     Raises:
         ValueError: For an argument of the wrong type or out of bounds.
@@ -62,24 +63,15 @@ class PromotingASHA(TrialScheduler):
     ) -> None:
         super().__init__()
         mend_paused_trials()
-        if mode not in (None, "min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
-        if not isinstance(time_attr, str) or not time_attr:
-            raise ValueError(f"time_attr must be the name of a reported value, got {time_attr!r}")
-        if metric is not None and not isinstance(metric, str):
-            raise ValueError(f"metric must be the name of one reported value, got {metric!r}")
-        numbers = {"max_t": max_t, "grace_period": grace_period, "reduction_factor": reduction_factor}
-        for name, number in numbers.items():
-            if as_number(number) is None:
-                raise ValueError(f"{name} must be a number, got {number!r}")
-        if not 0 < max_t < math.inf:
-            raise ValueError(f"max_t must be a finite number above 0, got {max_t!r}")
-        if not 0 < grace_period <= max_t:
-            raise ValueError(
-                f"grace_period must be above 0 and at most max_t={max_t!r}, got {grace_period!r}"
-            )
-        if not 1 < reduction_factor < math.inf:
-            raise ValueError(f"reduction_factor must be a finite number above 1, got {reduction_factor!r}")
+        if mode is not None:
+            bounds.one_of("mode", mode, ("min", "max"))
+        check_metric_name("time_attr", time_attr)
+        if metric is not None:
+            check_metric_name("metric", metric)
+        bounds.number("max_t", max_t, more_than=0)
+        bounds.number(f"grace_period (with max_t={max_t!r})", grace_period, more_than=0, at_most=max_t)
+        # Each report looks through all rungs, of which factors just above 1 would make millions.
+        bounds.number("reduction_factor", reduction_factor, at_least=1.1)
         self._time_attr, self._metric, self._mode = time_attr, metric, mode
         self._max_t = max_t
         levels = [grace_period] if grace_period < max_t else []

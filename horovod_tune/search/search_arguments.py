@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from bayes_opt.acquisition import (
     UpperConfidenceBound,
 )
 
+from horovod_tune.large_batch import bounds
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.gp.fitted_model import ModelOptions
+from horovod_tune.search.history import check_metric_name
 
 logger = logging.getLogger("horovod_tune.search.bayesopt")
 
@@ -49,31 +51,34 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
 
 def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> None:
     """Raise ValueError if an argument is of the wrong type or out of bounds."""
-    if time_attr is not None and (not isinstance(time_attr, str) or not time_attr):
-        raise ValueError(f"time_attr must be the name of a reported value, got {time_attr!r}")
-    is_number = isinstance(max_t, (int, float, np.integer, np.floating)) and not isinstance(max_t, bool)
-    if max_t is not None and not (is_number and 0 < max_t < math.inf):
-        raise ValueError(f"max_t must be a finite number above 0, got {max_t!r}")
-    if random_search_steps is not None and (
-        isinstance(random_search_steps, bool)
-        or not isinstance(random_search_steps, (int, np.integer))
-        or random_search_steps < 0
-    ):
-        raise ValueError(f"random_search_steps must be an integer of 0 or more, got {random_search_steps!r}")
+    if time_attr is not None:
+        check_metric_name("time_attr", time_attr)
+    if max_t is not None:
+        bounds.number("max_t", max_t, more_than=0)
+    if random_search_steps is not None:
+        bounds.count("random_search_steps", random_search_steps, 0)
 
 
-def check_metrics(metric: str | Sequence[str] | None, mode: str | Sequence[str] | None) -> None:
-    """Raise `ValueError` if metric or mode is invalid, or they do not match."""
+def check_metrics(metric: Any, mode: Any) -> tuple[Any, Any]:
+    """Return metric and mode, each None, a string or a list of strings.
+
+    Raises `ValueError` if one of them is invalid, or they do not match. Their order matters, so sets and
+    dictionaries are refused.
+    """
     if metric is None or isinstance(metric, str):
-        if mode not in (None, "min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
-        return
-    if len(metric) < 2 or len(set(metric)) < len(metric) or not all(isinstance(name, str) for name in metric):
+        if metric is not None:
+            check_metric_name("metric", metric)
+            metric = str(metric)  # Ray compares the types of the two; a string of NumPy has its own
+        return metric, None if mode is None else bounds.one_of("mode", mode, ("min", "max"))
+    names = metric if isinstance(metric, (list, tuple)) else ()
+    if not all(isinstance(name, str) and name for name in names) or len({*names}) < max(2, len(names)):
         raise ValueError(f"metric must be a name, or a list of at least two different names, got {metric!r}")
-    if mode is None or isinstance(mode, str) or len(mode) != len(metric) or set(mode) - {"min", "max"}:
+    if not isinstance(mode, (list, tuple)) or len(mode) != len(names):
         raise ValueError(
             f"mode must have 'min' or 'max' for each of the metrics {list(metric)}, got {mode!r}"
         )
+    modes = [bounds.one_of(f"mode[{i}]", each, ("min", "max")) for i, each in enumerate(mode)]
+    return [str(name) for name in names], modes
 
 
 def seed_of(random_state: Any) -> int:
@@ -104,22 +109,26 @@ def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -
     Raises `ValueError` for an unknown name or a value out of bounds.
     """
     options = base or ModelOptions()
-    for name, value in params.items():
+    for name, value in _dictionary("gp_params", params).items():
         if name == "alpha":
-            if not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-                raise ValueError(f"gp_params['alpha'] must be a positive number, got {value!r}")
-            options = replace(options, fixed_noise=float(value))
+            options = replace(options, fixed_noise=bounds.number("gp_params['alpha']", value, more_than=0))
         elif name == "n_restarts_optimizer":
-            if not isinstance(value, int) or not 0 <= value <= 3:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value not in range(4):
                 raise ValueError(f"gp_params['n_restarts_optimizer'] must be 0, 1, 2 or 3, got {value!r}")
-            options = replace(options, starts=1 + value)
+            options = replace(options, starts=1 + int(value))
         else:
             raise ValueError(f"gp_params accepts alpha and n_restarts_optimizer, got {name!r}")
     return options
 
 
+def _dictionary(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a dictionary, got {value!r}")
+    return dict(value)
+
+
 def acquisition_of(
-    acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None
+    acquisition_function: AcquisitionFunction | None, utility_kwargs: Mapping[str, Any] | None
 ) -> AcquisitionFunction:
     """Return the acquisition function to use.
 
@@ -127,13 +136,13 @@ def acquisition_of(
     `kappa_decay`, `kappa_decay_delay`.
 
     Raises:
-        ValueError: Both arguments are given, or a kind or a key is unknown.
+        ValueError: Both arguments are given, a kind or a key is unknown, or a number is out of bounds.
         TypeError: The object cannot be used here.
     """
     if utility_kwargs is not None:
         if acquisition_function is not None:
             raise ValueError("give acquisition_function or utility_kwargs, not both")
-        return _from_utility(dict(utility_kwargs))
+        return _from_utility(_dictionary("utility_kwargs", utility_kwargs))
     if acquisition_function is None:
         return LogExpectedImprovement()
     if isinstance(acquisition_function, ConstantLiar):
@@ -152,23 +161,25 @@ def acquisition_of(
     return acquisition_function
 
 
-def _from_utility(kwargs: dict) -> AcquisitionFunction:
+def _from_utility(kwargs: dict[str, Any]) -> AcquisitionFunction:
     kind = kwargs.pop("kind", "ucb")
+    # Ray's examples give both of these with any kind, so the one that is not used is no error.
     kappa, xi = kwargs.pop("kappa", 2.576), kwargs.pop("xi", 0.0)
-    decay = {
-        "exploration_decay": kwargs.pop("kappa_decay", None),
-        "exploration_decay_delay": kwargs.pop("kappa_decay_delay", None),
-    }
+    decay, delay = kwargs.pop("kappa_decay", None), kwargs.pop("kappa_decay_delay", None)
     if kwargs:
         raise ValueError(
             "utility_kwargs accepts kind, kappa, xi, kappa_decay and kappa_decay_delay; "
             f"also got {sorted(kwargs)}"
         )
+    bounds.number("utility_kwargs['kappa']", kappa, at_least=0)
+    bounds.number("utility_kwargs['xi']", xi, at_least=0)
+    if decay is not None:
+        bounds.number("utility_kwargs['kappa_decay']", decay, more_than=0, at_most=1)
+    if delay is not None:
+        delay = bounds.count("utility_kwargs['kappa_decay_delay']", delay, 0)
     kinds = {
-        "ucb": lambda: UpperConfidenceBound(kappa=kappa, **decay),
-        "ei": lambda: ExpectedImprovement(xi=xi, **decay),
-        "poi": lambda: ProbabilityOfImprovement(xi=xi, **decay),
+        "ucb": lambda: UpperConfidenceBound(kappa, decay, delay),
+        "ei": lambda: ExpectedImprovement(xi, decay, delay),
+        "poi": lambda: ProbabilityOfImprovement(xi, decay, delay),
     }
-    if kind not in kinds:
-        raise ValueError(f"utility_kwargs['kind'] must be 'ucb', 'ei' or 'poi', got {kind!r}")
-    return kinds[kind]()
+    return kinds[bounds.one_of("utility_kwargs['kind']", kind, kinds)]()

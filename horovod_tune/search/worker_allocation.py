@@ -12,8 +12,9 @@ from ray.tune.experiment import Trial
 from ray.tune.utils import flatten_dict
 
 from horovod_tune.errors import MetricsError, SpecError
-from horovod_tune.search.history import as_number
+from horovod_tune.search.history import as_number, check_metric_name
 from horovod_tune.spec.resizing import request_for, resized, with_workers
+from horovod_tune.spec.trial_spec import count
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 class _FreeWorkers(ABC):
     """Gives free workers, one after the other, to the trials that gain most; no trial loses any.
 
-    `metric` has a trial's need: more workers help up to this batch, in samples. `batch_size`: see subclasses.
+    `names`: the metric with a trial's need (more workers help up to this batch, in samples) and `batch_size`.
     """
 
-    def __init__(self, max_workers: int | None, metric: str, batch_size: str) -> None:
-        if max_workers is not None and max_workers < 1:
-            raise SpecError(f"max_workers must be at least 1, got {max_workers}")
-        self._max_workers, self._metric, self._batch_size = max_workers, metric, batch_size
+    def __init__(self, max_workers: int | None, **names: str) -> None:
+        self._max_workers = None if max_workers is None else count("max_workers", max_workers)
+        for argument, name in names.items():
+            check_metric_name(argument, name)
+        self._metric, self._batch_size = names.values()
         # Workers given to trials that do not run with them yet; Tune resizes a trial only once it has paused.
         self._given: dict[str, int] = {}
 
@@ -117,7 +119,7 @@ class DistributeByNoiseScale(_FreeWorkers):
         noise_scale: str = "noise_scale_low",
         batch_size: str = "batch_size",
     ) -> None:
-        super().__init__(max_workers, noise_scale, batch_size)
+        super().__init__(max_workers, noise_scale=noise_scale, batch_size=batch_size)
 
     def _gain(self, need: float, batch: float, grown: float) -> float:
         noise = min(need, 1e300)
@@ -151,7 +153,7 @@ class DistributeByGlobalBatch(_FreeWorkers):
         global_batch_size: str = "global_batch_size",
         batch_size: str = "max_micro_batch_size",
     ) -> None:
-        super().__init__(max_workers, global_batch_size, batch_size)
+        super().__init__(max_workers, global_batch_size=global_batch_size, batch_size=batch_size)
 
     def _gain(self, need: float, batch: float, grown: float) -> float:
         return min(grown, need) / batch - 1

@@ -207,6 +207,14 @@ def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
         ([{}, {"rl": 1e-3}], None, r"points_to_evaluate\[1\]: 'rl' is not in the search space"),
         ([{"only": "sgd"}], None, r"'only' must be one of \['adam'\], got 'sgd'"),
         ([{"model": {"constant": 8}}], None, "'model/constant' is the constant 7, got 8"),
+        *(
+            ([{"lr": 1e-3}], each, "evaluated_rewards must be a list of numbers")
+            for each in ({5: 1}, {6.5}, 3)
+        ),
+        *(
+            (each, None, "points_to_evaluate must be a list of dictionaries")
+            for each in (5, {}, pd.DataFrame())
+        ),
         ([{"lr": 1e-3}], [0.1, 0.2], "evaluated_rewards must have one value for each of the 1"),
         ([{"lr": 1e-3}], [0.1], "must give every parameter"),
         ([7], None, r"points_to_evaluate\[0\] must be a dictionary"),
@@ -245,6 +253,18 @@ def test_a_reward_may_be_of_an_option_without_parameters() -> None:
     ("space", "message"),
     [
         *(({"x": (0, 1.0), "name": each}, r"'name' must be \(low, high\)") for each in ({1, 2}, "adam", 3)),
+        ({"x": (0.5, 3.7, int)}, r"'x' must have whole numbers as bounds, got \(0.5, 3.7,"),
+        *(({"x": (0, math.inf, *kind)}, "'x' must have finite bounds in order") for kind in ([], [int])),
+        *(
+            ({"x": bounds}, r"'x' must be \(low, high, int\) or")
+            for bounds in ((0, 3, "int"), (0, 9, int, 2), (0, 1, bool))
+        ),
+        ({"x": (0.0, 1.0), "x/y": (0.0, 1.0)}, "'x/y' gives 'x' a second time"),
+        ({"x/y": (0.0, 1.0), "x": (0.0, 1.0)}, "'x' gives 'x' a second time"),
+        (
+            {"net/width": (8, 64, int), "net": {"width": (1, 2, int)}},
+            "'net' gives 'net/width' a second time",
+        ),
         *(([{"name": "x", "type": "range"}], "space must be a dictionary .* got list"), ("x", "got str")),
         ({"x": tune.uniform(-1.7e308, 1.7e308)}, "'x' must have bounds whose distance is a float"),
     ],
@@ -284,10 +304,59 @@ TWO, ONE = {"metric": ["a", "b"], "mode": ["min", "max"]}, {"metric": "a", "mode
 UCB = UpperConfidenceBound()
 
 
+@pytest.mark.parametrize("xi", [math.nan, math.inf, -1])
+def test_the_acquisition_function_checks_its_number(xi: float) -> None:
+    with pytest.raises(ValueError, match=f"xi must be .* got {xi}"):
+        LogExpectedImprovement(xi)
+
+
+def test_numbers_and_strings_of_numpy_are_numbers_and_strings() -> None:
+    def points(*, kappa: Any, alpha: Any, starts: Any, delay: Any, text: Any) -> list[Any]:
+        search = BayesOptSearch(
+            {"x": (0.0, 1.0)},
+            metric=text("loss"),
+            mode=text("min"),
+            utility_kwargs={"kind": text("ucb"), "kappa": kappa, "kappa_decay_delay": delay},
+            gp_params={"alpha": alpha, "n_restarts_optimizer": starts},
+        )
+        return Loop(search, None).run(8, lambda config: config["x"])
+
+    plain = points(kappa=2.0, alpha=0.5, starts=1, delay=1, text=str)
+    one, half, two = np.int64(1), np.float32(0.5), np.float32(2)
+    assert points(kappa=two, alpha=half, starts=one, delay=one, text=np.str_) == plain
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value", "message"),
+    [
+        *(
+            ({"x": 0.5}, value, "value must be a number, got")
+            for value in ("0.3", None, [1, 2], {"a": 1}, True)
+        ),
+        ({"x": 0.5, "xx": 3}, 1.0, "'xx' is not in the search space"),
+        ([0.5], 1.0, r"parameters must be a dictionary, got \[0.5\]"),
+    ],
+)
+def test_an_evaluated_point_that_is_none_is_refused(parameters: Any, value: Any, message: str) -> None:
+    search = searcher(space={"x": (0.0, 1.0)})
+    with pytest.raises(ValueError, match=message):
+        search.add_evaluated_point(parameters, value)
+    search.add_evaluated_point({"x": 0.5}, None, error=True)  # type: ignore[arg-type]
+    assert [trial.ending for trial in search._history.trials.values()] == ["failed"]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"mode": "best"}, ValueError, "mode must be 'min' or 'max', got 'best'"),
+        ({"mode": "best"}, ValueError, "mode must be one of max, min, got 'best'"),
+        ({"mode": ""}, ValueError, "mode must be one of max, min, got ''"),
+        ({"metric": "", "mode": "min"}, ValueError, "metric must be the name of a reported value, got ''"),
+        *(
+            ({"metric": metric, "mode": ["min", "max"]}, ValueError, "metric must be a name, or a list")
+            for metric in ({"a", "b"}, {"a": "max", "b": "min"}, ["a", ""], [["a"], ["b"]], 3)
+        ),
+        (TWO | {"mode": {"min", "max"}}, ValueError, "for each of the metrics"),
+        (TWO | {"mode": [["min"], ["max"]]}, ValueError, r"mode\[0\] must be one of max, min, got \['min'\]"),
         ({"metric": ["a"], "mode": ["min"]}, ValueError, "at least two different names"),
         ({"metric": ["a", "a"], "mode": ["min", "max"]}, ValueError, "at least two different names"),
         (TWO | {"mode": "min"}, ValueError, "for each of the metrics"),
@@ -310,18 +379,21 @@ UCB = UpperConfidenceBound()
         (
             {"random_search_steps": -1},
             ValueError,
-            "random_search_steps must be an integer of 0 or more, got -1",
+            "random_search_steps must be an integer of at least 0, got -1",
         ),
         ({"patience": 9}, TypeError, "patience is gone"),
         ({"skip_duplicate": False}, TypeError, "skip_duplicate is gone"),
         ({"verbose": 1}, TypeError, "verbose is gone"),
         ({"nonsense": 1}, TypeError, "no argument 'nonsense'"),
-        ({"gp_params": {"alpha": 0}}, ValueError, "'alpha'.* must be a positive number, got 0"),
+        ({"gp_params": {"alpha": 0}}, ValueError, "'alpha'.* must be more than 0, got 0"),
+        ({"gp_params": {"alpha": True}}, ValueError, "'alpha'.* must be a finite number, got True"),
+        ({"gp_params": []}, ValueError, r"gp_params must be a dictionary, got \[\]"),
         ({"gp_params": {"kernel": None}}, ValueError, "accepts alpha and n_restarts_optimizer, got 'kernel'"),
         ({"gp_params": {"n_restarts_optimizer": 9}}, ValueError, "must be 0, 1, 2 or 3, got 9"),
-        ({"max_t": float("inf")}, ValueError, "max_t must be a finite number above 0, got inf"),
-        ({"max_t": "10"}, ValueError, "max_t must be a finite number above 0, got '10'"),
-        ({"max_t": 0}, ValueError, "max_t must be a finite number above 0, got 0"),
+        ({"gp_params": {"n_restarts_optimizer": True}}, ValueError, "must be 0, 1, 2 or 3, got True"),
+        ({"max_t": float("inf")}, ValueError, "max_t must be a finite number, got inf"),
+        ({"max_t": "10"}, ValueError, "max_t must be a finite number, got '10'"),
+        ({"max_t": 0}, ValueError, "max_t must be more than 0, got 0"),
         ({"time_attr": ""}, ValueError, "time_attr must be the name of a reported value, got ''"),
         ({"analysis": 3}, TypeError, "analysis must be .* got int"),
         ({"analysis": "/nowhere/at/all"}, ValueError, "'/nowhere/at/all' is not a directory"),
@@ -333,6 +405,22 @@ UCB = UpperConfidenceBound()
         ),
         ({"acquisition_function": "ucb"}, TypeError, "acquisition_function must be one of.* got 'ucb'"),
         ({"utility_kwargs": {"kind": "best"}}, ValueError, "'kind'.* got 'best'"),
+        ({"utility_kwargs": "ucb"}, ValueError, "utility_kwargs must be a dictionary, got 'ucb'"),
+        *(
+            (
+                {"utility_kwargs": {key: value}},
+                ValueError,
+                rf"utility_kwargs\['{key}'\] must be .* got {value}",
+            )
+            for key, value in [
+                ("kappa", math.nan),
+                ("kappa", -1),
+                ("xi", math.inf),
+                ("xi", None),
+                ("kappa_decay", 2),
+                ("kappa_decay_delay", -1),
+            ]
+        ),
         ({"acquisition_function": UCB, "utility_kwargs": {"kind": "ei"}}, ValueError, "not both"),
     ],
 )

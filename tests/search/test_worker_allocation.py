@@ -144,5 +144,13 @@ def test_what_is_not_distributed_is_refused() -> None:
     trial.trainable = object
     with pytest.raises(SpecError, match="distributed trials only"):
         ask(DistributeByNoiseScale(), trial)
-    with pytest.raises(SpecError, match="at least 1, got 0"):
-        DistributeByNoiseScale(max_workers=0)
+
+
+@pytest.mark.parametrize("allocation", [DistributeByNoiseScale, DistributeByGlobalBatch])
+def test_wrong_arguments_are_named(allocation: type) -> None:
+    for workers in (0, True, math.nan, 1.5, "4"):
+        with pytest.raises(SpecError, match=f"max_workers must be an integer of at least 1, got {workers!r}"):
+            allocation(max_workers=workers)
+    with pytest.raises(ValueError, match="batch_size must be the name of a reported value, got 3"):
+        allocation(batch_size=3)
+    assert allocation(max_workers=np.int64(2))._max_workers == 2

@@ -11,6 +11,8 @@ from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
+from horovod_tune.large_batch import bounds
+
 FloatArray = NDArray[np.floating[Any]]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -33,7 +35,7 @@ class LogExpectedImprovement(ExpectedImprovement):
     """
 
     def __init__(self, xi: float = 0.0) -> None:
-        super().__init__(xi=xi)
+        super().__init__(xi=bounds.number("xi", xi, at_least=0))
 
     def base_acq(self, mean: FloatArray, std: FloatArray) -> FloatArray:
         """Return log EI, of the shape of `mean` and `std`; raise `ValueError` if `y_max` is not set."""

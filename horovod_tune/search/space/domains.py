@@ -77,7 +77,7 @@ def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
 def _with_domains(above: str, space: Mapping[str, Any], is_tunes: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in space.items():
-        is_range = isinstance(value, tuple) and _is_range(value)
+        is_range = isinstance(value, tuple) and _kind(value) is not None
         if isinstance(value, Mapping):
             found[name] = _with_domains(f"{above}{name}/", value, is_tunes)
         elif is_tunes and not is_range and not isinstance(value, _BOUNDS):
@@ -99,23 +99,38 @@ def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:
     spec: dict[Any, Any] = {}
     for name, value in flat.items():
         *parents, key = name.split("/") if isinstance(name, str) else [name]
-        place = spec
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise SpaceError(f"'{name}' is below '{parent}', which is not a dictionary")
-        if isinstance(value, Mapping) and isinstance(place.get(key), dict):
-            place[key] |= value
-        else:
-            place[key] = value
+        given = {key: value}
+        for parent in reversed(parents):
+            given = {parent: given}
+        _merge(spec, given, name, ())
     return spec
 
 
-def _is_range(bounds: Any) -> bool:
-    numeric = len(bounds) >= 2 and all(
+def _merge(spec: dict[Any, Any], given: Mapping[Any, Any], name: Any, above: Path) -> None:
+    for key, value in given.items():
+        path = (*above, key)
+        if isinstance(value, Mapping) and isinstance(spec.setdefault(key, {}), dict):
+            _merge(spec[key], value, name, path)
+        elif key in spec:
+            raise SpaceError(f"'{name}' gives '{path_name(path)}' a second time")
+        else:
+            spec[key] = value
+
+
+def _begins_with_numbers(bounds: Sequence[Any]) -> bool:
+    return len(bounds) >= 2 and all(
         isinstance(b, (int, float, np.number)) and not isinstance(b, bool) for b in bounds[:2]
     )
-    return numeric and (len(bounds) == 2 or (len(bounds) == 3 and bounds[2] in (float, int)))
+
+
+def _kind(bounds: Sequence[Any]) -> type | None:
+    """Return the type of a range's values, float or int; None for categories."""
+    kind = bounds[2] if len(bounds) == 3 else float
+    if not _begins_with_numbers(bounds) or len(bounds) > 3 or not isinstance(kind, type):
+        return None
+    if issubclass(kind, (float, np.floating)):
+        return float
+    return int if issubclass(kind, (int, np.integer)) and kind is not bool else None
 
 
 def _domain_of_bounds(name: str, bounds: Any) -> Domain:
@@ -132,13 +147,17 @@ def _domain_of_bounds(name: str, bounds: Any) -> Domain:
             f"'{name}' must be (low, high), (low, high, int), a sequence of categories or a Tune domain, "
             f"got {bounds!r}"
         )
-    if _is_range(bounds):
-        low, high = bounds[0], bounds[1]
-        if not low < high:
-            raise SpaceError(f"'{name}' needs a lower bound below its upper bound, got {bounds!r}")
-        if len(bounds) == 3 and bounds[2] is int:
-            return Integer(int(low), int(high) + 1).uniform()
-        return Float(float(low), float(high)).uniform()
+    if kind := _kind(bounds):
+        low, high = bounds[:2]
+        if not -math.inf < low < high < math.inf:
+            raise SpaceError(f"'{name}' must have finite bounds in order, got {bounds!r}")
+        if kind is float:
+            return Float(float(low), float(high)).uniform()
+        if int(low) != low or int(high) != high:
+            raise SpaceError(f"'{name}' must have whole numbers as bounds, got {bounds!r}")
+        return Integer(int(low), int(high) + 1).uniform()
+    if _begins_with_numbers(bounds) and (isinstance(bounds[2], type) or str(bounds[2]) in ("int", "float")):
+        raise SpaceError(f"'{name}' must be (low, high, int) or (low, high, float), got {bounds!r}")
     return Categorical(bounds).uniform()
 
 

@@ -201,21 +201,24 @@ def test_bayesian_optimizations_own_bounds_are_understood() -> None:
         {
             "x": (0, 1),
             "y": (-1.5, 2.5, float),
-            "n": (1, 5, int),
+            "n": (1, 5.0, np.int64),
             "c": ("a", "b", "c"),
-            "deep/lr": (1e-3, 1e-1),
+            "deep/lr": (1e-3, 1e-1, np.float32),
+            "deep/er": {"constant": ("a",)},
+            "deep": {"er": {"width": (np.int64(1), 2)}},
             "f": FloatParameter("f", (0.0, 2.0)),
             "i": IntParameter("i", (0, 3)),
             "k": CategoricalParameter("k", [True, None]),
         }
     )
     space = SearchSpace(spec)
-    assert space.dimension == 8
-    last = space.config(tuple([1.0] * 8), seed=0)
+    assert space.dimension == 9
+    last = space.config(tuple([1.0] * 9), seed=0)
     assert last == {
-        "x": 1.0, "y": 2.5, "n": 5, "c": "b", "deep": {"lr": 0.1}, "f": 2.0, "i": 3, "k": None,
+        "x": 1.0, "y": 2.5, "n": 5, "c": "b", "f": 2.0, "i": 3, "k": None,
+        "deep": {"lr": 0.1, "er": {"constant": "a", "width": 2.0}},
     }  # fmt: skip
-    with pytest.raises(SpaceError, match="'x' needs a lower bound below"):
+    with pytest.raises(SpaceError, match="'x' must have finite bounds in order"):
         from_mixed({"x": (1, 0)})
     with pytest.raises(SpaceError, match=r"'x' must be \(low, high\)"):
         from_mixed({"x": 3})

@@ -15,7 +15,6 @@ from functools import partial, wraps
 from typing import Any
 
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
-from horovod_tune.function import shipping
 from horovod_tune.function.training_function import check_training_function, function_name, unwrapped
 from horovod_tune.function.variables import unpicklable
 from horovod_tune.session.session import current
@@ -153,10 +152,12 @@ def pack_values(values: dict[str, Any]) -> bytes:
         raise SerializationError(f"the parameters of with_parameters cannot be sent: {error}") from error
 
 
-@shipping.whole_registry()
 def _saved(torch: Any, value: Any) -> bytes:
+    from horovod_tune.function import shipping  # which imports Ray
+
     file = io.BytesIO()
-    torch.save(value, file, pickle_module=shipping)
+    with shipping.whole_registry():
+        torch.save(value, file, pickle_module=shipping)
     return file.getvalue()
 
 

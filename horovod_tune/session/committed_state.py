@@ -7,8 +7,6 @@ import pickle
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ray import cloudpickle
-
 from horovod_tune.errors import HorovodTuneError, NotInitialized
 from horovod_tune.session.session import require_session
 
@@ -121,6 +119,8 @@ class CommittedState:
         states = self._states.dump()
         if not self._number and states is None:
             return None
+        from ray import cloudpickle  # not above: the import takes long
+
         return cloudpickle.dumps((self._number, self._state, states))
 
     def load_stored(self) -> None:

@@ -48,6 +48,7 @@ _PR_SET_PDEATHSIG = 1
 # On TPU v2 and v3, a process has two ranks.
 _one_at_a_time = threading.Lock()
 _output: IO[bytes] | None = None
+_baseline: Baseline | None = None
 
 
 def die_with_parent(parent: int) -> None:
@@ -71,7 +72,8 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
         runtime = load_runtime(runtime_path)
         with _one_at_a_time:
             runtime.open_cache()
-        _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
+        rank = _Rank(runtime)
+        rank.run(_join(registry_fd, runtime), heartbeat_s)
     except BaseException:  # any: sent to the host actor, which raises it
         abort(registry_fd)
     # Without exit handlers: the runtime's may wait for other hosts.
@@ -118,29 +120,40 @@ def _redirect_output() -> list[int]:
         return [_output.fileno()]
 
 
+def _process_baseline() -> Baseline:
+    """Return the baseline that the ranks of this process share, made when the first trial begins.
+
+    By then all ranks are set up, and the function of none has been called.
+    """
+    from horovod_tune.rank.reset.baseline import Baseline
+
+    global _baseline
+    with _one_at_a_time:
+        _baseline = _baseline or Baseline()
+        return _baseline
+
+
 class _Rank:
     """Handles the host actor's messages, in the thread in which the runtime called `serve`."""
 
-    def __init__(self, runtime: Runtime, channel: Channel) -> None:
+    _channel: Channel
+
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._channel = channel
         self._host = socket.gethostname()
         self._enter_thread = runtime.enter_thread()
         self._training: Training | None = None
         self._rank = self._run = 0
-        self._baseline: Baseline | None = None
         self._node_id, self._copies = "", HostCopies()
         self._fetched: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def run(self, heartbeat_s: float) -> None:
-        from horovod_tune.rank.reset.baseline import Baseline
-
         # With the first thread, the C library installs a signal handler, which the baseline must include.
         first = threading.Thread(target=lambda: None)
         first.start()
         first.join()
-        self._baseline = Baseline()
-        self._runtime.begin_baseline()
+        runtime.begin_baseline()
+
+    def run(self, channel: Channel, heartbeat_s: float) -> None:
+        self._channel = channel
         there = True
         while there:
             messages, there = self._channel.receive(heartbeat_s)
@@ -183,8 +196,7 @@ class _Rank:
             return
         self._rank, self._run = world.rank, request.run
         live = Session(request, world, send=self._send, fetch=self._fetch)
-        assert self._baseline is not None
-        live.before_first_report = self._baseline.environment.check
+        live.before_first_report = _process_baseline().environment.check
         self._training = Training(
             live,
             request.function,
@@ -221,10 +233,12 @@ class _Rank:
         return answer["fingerprint"]
 
     def _reset(self, join_s: float) -> list[str]:
-        assert self._training is not None and self._baseline is not None
+        assert self._training is not None
         self._training.thread.join(timeout=join_s)
         if self._training.thread.is_alive():
             return [f"the training function of rank {self._rank} still runs"]
         own_package, self._training = self._training.session.own_package, None
-        problems = self._baseline.restore(own_package) + self._runtime.restore()
-        return problems + self._baseline.memory_left()
+        baseline = _process_baseline()
+        with _one_at_a_time:
+            problems = baseline.restore(own_package) + self._runtime.restore()
+            return problems + baseline.memory_left()

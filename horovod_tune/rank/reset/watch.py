@@ -49,6 +49,7 @@ _BOOKKEEPING = {
     *("_cupti_monitor_checked", "_SIGCHLD_handler_set", "next_id", "__warningregistry__", "__slotnames__"),
     *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals", "cls_counter"),
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
+    "_DEVICE_CONTEXTS",  # torch_xla's, of a rank's device
     # torch's registry of operators that were called, its counters of fake tensors, and FSDP2's classes.
     *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls", "_builtin_table"),
     "GenerationTracker",  # of torch's compiler, which torch_xla imports

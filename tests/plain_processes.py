@@ -60,7 +60,7 @@ class PlainProcesses:
     def begin_baseline(self) -> None:
         """There is no device."""
 
-    def restore(self, environment: Mapping[str, str]) -> list[str]:
+    def restore(self) -> list[str]:
         return []
 
 

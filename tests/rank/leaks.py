@@ -38,7 +38,6 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import psutil
 import ray
@@ -46,6 +45,7 @@ import threadpoolctl
 import torch
 import torch._dynamo
 import yaml
+from ray import cloudpickle
 
 
 class _OwnDict(dict):

@@ -80,20 +80,24 @@ def _refuse_broken_results(path: str, files: FileSystem, *, has_tuner: bool) -> 
 
     names = [each.base_name for each in files.get_file_info(fs.FileSelector(path, allow_not_found=True))]
     found = max((name for name in names if name.startswith("experiment_state-")), default="")
-    if not (found or has_tuner):
+    states = sum(name.startswith("experiment_state-") for name in names)
+    if not states:
         results = [f"{name}/result.json" for name in sorted(names)]
         infos = files.get_file_info([f"{path}/{each}" for each in results])
         found = next((each for each, info in zip(results, infos, strict=True) if info.size), "")
     if not found:
         return
     why = "the file tuner.pkl is missing. Put it back"
-    if has_tuner:
+    if has_tuner and not states:
+        why = "no file experiment_state-*.json is left. Put one back"
+    elif has_tuner:
         try:
             with files.open_input_stream(f"{path}/{found}") as stream:
                 json.loads(stream.read())
             return
         except ValueError as error:  # its copy was cut: the driver was killed, or the disk full
-            why = f"that file is damaged ({error}). Delete it to continue from an earlier one of its kind"
+            cure = "Delete it to continue from an earlier one of its kind" if states > 1 else "Restore it"
+            why = f"that file is damaged ({error}). {cure}"
     raise ValueError(
         f"{path} holds a search ({found}) that cannot be continued: {why}, or set another run_config.name "
         "to start a new search."

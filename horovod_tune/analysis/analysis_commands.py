@@ -156,7 +156,7 @@ def _export(args: argparse.Namespace, analysis: Analysis) -> int:
         return 2
     table = analysis.dataframe() if args.what == "trials" else analysis.history()
     try:
-        if args.metric or args.limit:
+        if args.metric or (args.limit and not analysis.record.front):
             analysis.require_metric()
         if args.csv == "-":
             export.write_csv(table, sys.stdout)

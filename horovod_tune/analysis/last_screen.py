@@ -90,7 +90,7 @@ def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[
     if not within and progress.best_value != value:
         of = "from this trial" if progress.best_trial == best.trial_id else f"from {progress.best_trial}"
         rows.append(("", f"(the best {metric} in any report was {progress.best_value:.6g}, {of})"))
-    return [*rows, ("best config", repr(best.config))]
+    return [*rows, ("best config", repr((best.last_result or {}).get("config") or best.config))]
 
 
 def _failures(trials: Sequence[Any]) -> list[str]:

@@ -110,7 +110,7 @@ class Launcher(Protocol):
         """Create the actor of a slot, without waiting for it; return its handle.
 
         ``elsewhere``: not on the slot's previous host, which is draining. ``again`` (only with
-        ``elsewhere``): reuse the placement group of the slot's last actor, which died while starting.
+        ``elsewhere``): reuse the placement group of the slot's last actor, which was lost.
         """
 
     def abandon_world(self) -> None:

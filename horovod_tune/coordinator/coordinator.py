@@ -75,8 +75,8 @@ class Coordinator:
         if self.replaced_because and self._reuse_workers and not self._has_named_reasons:
             self._has_named_reasons = True  # the trials of a search mostly have the same
             logger.warning(
-                "horovod_tune: %s starts new workers, which takes seconds, since the last trial left what "
-                "cannot be restored: %s",
+                "horovod_tune: %s starts new workers, which takes seconds: those of the last trial cannot be "
+                "used again: %s",
                 request.trial_name,
                 "; ".join(self.replaced_because),
             )

@@ -6,7 +6,6 @@ the driver's host. In the last case, files are sent to the driver's host through
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -77,17 +76,14 @@ class TrialStorage:
         """
         from ray.tune import Checkpoint
 
-        if node_id not in (None, self._node_id):
-            with tempfile.TemporaryDirectory() as folder:
-                copy = f"{folder}/checkpoint"
-                timeout_s = host_copies.TRANSFER_TIMEOUT_S
-                node_transfer.fetch_directory(str(node_id), directory, copy, timeout_s=timeout_s)
-                return self.persist(copy, metrics)
+        there = host_copies.open_checkpoint(
+            CheckpointPlace(directory, node_id=node_id), self._node_id, self._copies
+        )
         self._remove_parts()
         self._context.current_checkpoint_index += 1
         metrics["checkpoint_dir_name"] = self._context.checkpoint_dir_name
         target = self._context.checkpoint_fs_path
-        self._send(directory, target)
+        self._send(there.path, target)
         checkpoint = Checkpoint(path=target, filesystem=self._context.storage_filesystem)
         return checkpoint, self.place(checkpoint)
 

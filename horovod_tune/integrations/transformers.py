@@ -170,16 +170,19 @@ def _keep_own_rates(args: TrainingArguments, start: str, optimizer: Any, lr_sche
     """Replace the rate and weight decay in the checkpoint: PBT may have copied it from another trial."""
     import torch
 
-    path = os.path.join(start, "training_args.bin")
-    if not os.path.isfile(path):
+    names = ("training_args.bin", "optimizer.pt", "scheduler.pt")
+    paths = [os.path.join(start, name) for name in names]
+    if not all(map(os.path.isfile, paths)):  # Transformers has not loaded the rate
         return
-    of_start = torch.load(path, weights_only=False)
+    of_start = torch.load(paths[0], weights_only=False)
     factor = args.learning_rate / (of_start.learning_rate or 1)
     for group in optimizer.param_groups:
         for name in {"lr", "initial_lr"} & set(group):
             group[name] *= factor
-        if group.get("weight_decay") == of_start.weight_decay > 0:  # not that of biases and norms
-            group["weight_decay"] = args.weight_decay
+    groups = optimizer.param_groups
+    # The Trainer's second group are the biases and norms.
+    if len(groups) == 2 and groups[1].get("weight_decay") == 0:
+        groups[0]["weight_decay"] = args.weight_decay
     lr_scheduler.base_lrs = [rate * factor for rate in getattr(lr_scheduler, "base_lrs", ())]
 
 
@@ -315,5 +318,7 @@ def _average_gradients(model: Any) -> None:
         return
     used = gradients[0].new_tensor([float(parameter.grad is not None) for parameter in parameters])
     hvd.grouped_allreduce_([*gradients, used], name="horovod_tune.trainer_gradients", op=hvd.Average)
-    for parameter, gradient, part in zip(parameters, gradients, used.tolist(), strict=True):
+    # Reading the numbers waits for the GPU.
+    parts = used.tolist() if any(each.grad is None for each in parameters) else [1.0] * len(parameters)
+    for parameter, gradient, part in zip(parameters, gradients, parts, strict=True):
         parameter.grad = gradient if part else None

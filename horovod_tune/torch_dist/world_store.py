@@ -31,9 +31,8 @@ class WorldStore:
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._store = self._dist.TCPStore(*address, is_master=False, timeout=timeout)
         self.port = self._store.port
-        if (
-            self.world.rank == 0
-        ):  # no function has been called yet in this world, for which rank 0 must arrive
+        # No function has been called yet in this world, which needs rank 0.
+        if self.world.rank == 0:
             for key in getattr(self._store, "list_keys", list)():  # which older releases lack
                 if not key.startswith(f"{self._name}."):
                     self._store.delete_key(key)

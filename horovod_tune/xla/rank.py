@@ -186,6 +186,7 @@ class _Rank:
                 self._channel.send("reset_done", problems=[encodable(each) for each in problems])
 
     def _begin(self, packed: bytes, world: RankInfo) -> None:
+        baseline = _process_baseline()  # first, since reading the config may import the user's modules
         try:
             # From this host's actor, over a pair of sockets that only it and this process have.
             request: TrialRequest = pickle.loads(packed)
@@ -196,7 +197,7 @@ class _Rank:
             return
         self._rank, self._run = world.rank, request.run
         live = Session(request, world, send=self._send, fetch=self._fetch)
-        live.before_first_report = _process_baseline().environment.check
+        live.before_first_report = baseline.environment.check
         self._training = Training(
             live,
             request.function,

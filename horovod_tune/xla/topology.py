@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
-from horovod_tune.xla.slices import UNDIVIDED, is_undivided
+from horovod_tune.xla.slices import is_undivided
 
 # The mesh (x,y,z) of a host's chips, by their number, with one process per chip.
 PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
@@ -74,7 +74,10 @@ def plan_for_chips(chips: Sequence[str], chips_of_slice: int, pod_type: str | No
     if len(chips) >= chips_of_slice:
         return LaunchPlan(TPU)
     if is_undivided(pod_type):
-        raise StartFailed(UNDIVIDED.format(chips=len(chips)))
+        raise StartFailed(
+            f"a trial on TPU v7x must have all {chips_of_slice} chips of its slice, got {len(chips)}: set "
+            "num_hosts and num_slots, or tpu_type"
+        )
     addresses = ",".join(f"localhost:{FIRST_PORT + int(chip)}" for chip in chips)
     bounds = PROCESS_BOUNDS[len(chips)]
     return LaunchPlan(

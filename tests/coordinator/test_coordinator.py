@@ -117,6 +117,8 @@ def test_a_checkpoint_on_the_host_of_rank_0_is_fetched_from_there(
         Path(target, "weights").write_text("new")
 
     monkeypatch.setattr(node_transfer, "fetch_directory", fetch)
+    monkeypatch.setattr(node_transfer, "call_on", lambda *_, **__: (1, 2))  # the original's fingerprint
+    monkeypatch.setattr(ray_compat, "private_directory", lambda: None)
     trial.coordinator.set_trial(REQUEST, TrialStorage(trial.context, "node 7"))
     monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "node 7")
     trial.actors[0].reply_to_poll(Report(1, {}, trial.made))

@@ -124,7 +124,7 @@ def leave_memory(config: dict[str, Any]) -> None:
 
     import torch
 
-    block = torch.ones(1 << 28, device="cuda")  # 1 GB, which nothing frees
+    block = torch.ones(1 << 29, device="cuda")  # 2 GB, which nothing frees
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(block))
     report(rank_pid=os.getpid(), held=torch.cuda.memory_allocated())
 
@@ -134,7 +134,7 @@ def test_a_worker_that_holds_gpu_memory_is_replaced(tune_run: TuneRun) -> None:
     analysis = tune_run(trainable, num_samples=2, reuse_actors=True, max_concurrent_trials=1)
     first, second = results_of(analysis)
     assert first["rank_pid"] != second["rank_pid"]
-    assert first["held"] == second["held"] == 1 << 30
+    assert first["held"] == second["held"] == 1 << 31
 
 
 def fail_once_after_a_checkpoint(config: dict[str, Any]) -> None:

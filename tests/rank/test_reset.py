@@ -149,7 +149,7 @@ def test_a_process_that_has_used_a_gpu_is_kept():
 
 @pytest.mark.parametrize("has_counters", [True, False], ids=["counts of changes", "comparison only"])
 def test_changes_of_each_kind_of_container_are_found(monkeypatch: pytest.MonkeyPatch, has_counters: bool):
-    """CPython 3.14 does not count the changes of dicts any more."""
+    """CPython 3.14 does not count the changes of dicts any more, 3.13.0 not those of attributes."""
     from horovod_tune.rank.reset import watch as module
 
     watched = types.ModuleType("watched")

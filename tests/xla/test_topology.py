@@ -240,7 +240,7 @@ def test_hosts_of_v7x_are_taken_whole_and_left_to_torch_xla() -> None:
     # torch_xla 2.9, tpu.configure_topology: TPU_PROCESS_BOUNDS has a fourth number on version 7.
     with pytest.raises(SpecError, match="num_slots must be all chips of a host on TPU v7x, got 2"):
         slices.tpu_placement(spec(num_slots=2), make_slice("s", 1, pod_type="v7x-8"))
-    with pytest.raises(StartFailed, match="all chips of a host on TPU v7x, got 2"):
+    with pytest.raises(StartFailed, match="must have all 4 chips of its slice, got 2"):
         topology.plan_for_chips(("0", "1"), 4, "v7x-8")
     assert topology.plan_for_chips(("0", "1", "2", "3"), 4, "v7x-8").of_each == ()
     plans = topology.plans_for_slice(make_facts("a", "b"), [1, 0], 4, "v7x-16")

@@ -104,7 +104,7 @@ TUNES_OWN = frozenset(
     (
         *("timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"),
         *("iterations_since_restore", "timesteps_total", "timesteps_since_restore", "episodes_total"),
-        *("pid", "world_size", "start_s", "warmup_time", "done"),
+        *("pid", "world_size", "start_s", "warmup_time", "done", "should_checkpoint"),
     )
 )
 

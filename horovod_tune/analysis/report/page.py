@@ -200,8 +200,8 @@ def _columns(analysis: Analysis) -> list[_Column]:
     for one in varying_parameters(analysis):
         numeric = one.kind == "numeric" or all(type(v) in (int, float, type(None)) for v in one.values)
         found.append(column(one.name, one.values, _short if numeric else None))
-    if any(trial.error is not None for trial in trials):
-        found.append(column("error", [error_line(trial.error) for trial in trials]))
+    if errors := analysis.errors():
+        found.append(column("error", [error_line(errors.get(trial.trial_id)) for trial in trials]))
     return found
 
 

@@ -115,13 +115,11 @@ class Imports:
             if is_tracked:
                 self._watch.accept(before)
                 self._settings.accept(settings)
-            added = [sys.modules[each] for each in new if each in sys.modules]
-            self._watch.add(added)
-            self._watch.add_functions(each for each in added if is_tracked and self._is_new(each.__name__))
-
-    def _is_new(self, name: str) -> bool:
-        """Return True if a new worker has loaded nothing of a module's package."""
-        return top_level(name) not in self._first and top_level(name) not in sys.stdlib_module_names
+            self._watch.add([sys.modules[each] for each in new if each in sys.modules])
+            # Functions only of packages of which a new worker has loaded nothing.
+            known = self._first | sys.stdlib_module_names
+            names = [each for each in new if each in sys.modules and top_level(each) not in known]
+            self._watch.add_functions([sys.modules[each] for each in names])
 
     def _is_library(self, package: str) -> bool:
         """Return True if a package is installed, or stays in this process between trials."""

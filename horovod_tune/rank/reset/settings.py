@@ -181,7 +181,7 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
                 setter = name.replace("get_", "set_", 1)
                 write = getattr(torch._C, setter, None) if setter != name else None
                 if write is not None and isinstance(read(), tuple):
-                    write = functools.partial(_call_with, write)
+                    write = lambda value, setter=write: setter(*value)  # noqa: E731
                 yield Setting(f"torch._C.{name}()", read, write)
     cuda = torch.cuda
     # Reading these would start CUDA.
@@ -225,13 +225,10 @@ def _memory_fraction(cuda: Any) -> tuple[Callable[[], float], Callable[[float], 
 
     def write(fraction: float) -> None:
         for device in range(cuda.device_count()):
-            cuda.set_per_process_memory_fraction(fraction, device)
+            if cuda.get_per_process_memory_fraction(device) != fraction:  # setting it starts CUDA there
+                cuda.set_per_process_memory_fraction(fraction, device)
 
     return read, write
-
-
-def _call_with(setter: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    setter(*arguments)
 
 
 def _rng_writer(torch: Any) -> Callable[[bytes], Any]:
@@ -307,7 +304,10 @@ def _untouched(kind: type[logging.Logger]) -> tuple[Any, ...]:
     """Return the state of a new logger; one of a class that does not stay becomes a plain logger."""
     if kind is logging.Logger or getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:
         return _UNTOUCHED
-    return _logger_state(kind(""))
+    try:
+        return _logger_state(kind(""))
+    except Exception:  # any: its constructor may need more arguments
+        return _UNTOUCHED
 
 
 def _write_logging(value: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Detects changes that a trial made to modules that remain loaded for the next one, in 10 to 30 ms.
 
-CPython until 3.13 counts the changes of each dict (PEP 509), so that most dicts need not be compared.
+CPython until 3.12 counts the changes of each dict (PEP 509), so that most dicts need not be compared.
 
 A *container* is a module, a class, or one of the dicts, lists, sets and objects in them. `Watch`
 compares the keys and values of each with a snapshot. In modules and classes it restores replaced functions,
@@ -100,8 +100,8 @@ class _Container(NamedTuple):
     name: str
     owner: Any
     contents: Any  # a mapping, list or set; keys and values are what was in it
-    keys: Collection[Any] = ()
-    values: list[Any] = []  # noqa: RUF012 - never changed
+    keys: Collection[Any]
+    values: list[Any]
 
     def now(self) -> _Container:
         return self._replace(keys=_keys(self.contents), values=_values(self.contents))
@@ -154,7 +154,7 @@ class Watch:
             if not package or package in _UNWATCHED:
                 continue
             members = list(vars(module).values())
-            for each in vars(module).values():
+            for each in members[:]:
                 if issubclass(type(each), type) and _belongs(each.__dict__.get("__module__"), package):
                     members += vars(each).values()
             seen = set[int]()
@@ -174,19 +174,20 @@ class Watch:
                         self._caches.setdefault(package, []).append(member)
                     continue
                 for cell in member.__closure__ or ():
-                    with contextlib.suppress(ValueError):  # it is empty
+                    try:
                         value = cell.cell_contents
-                        members.append(value)
-                        self._cells.setdefault(package, []).append((cell, value))
-                        if not issubclass(type(value), _LEAF_TYPES):
-                            self._add(value, f"{module.__name__}.{member.__qualname__}", package, depth=0)
+                    except ValueError:  # it is empty
+                        continue
+                    members.append(value)
+                    self._cells.setdefault(package, []).append((cell, value))
+                    if not issubclass(type(value), _LEAF_TYPES):
+                        self._add(value, f"{module.__name__}.{member.__qualname__}", package, depth=0)
 
     def _add(self, owner: Any, name: str, package: str, depth: int) -> None:
         contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
         if contents is None:
             return
-        self._counters[id(owner)] = _counter_of(contents)
-        container = self._snapshot(id(owner), _Container(name, owner, contents))
+        container = self._snapshot(_Container(name, owner, contents, (), []), _counter_of(contents))
         if contents is owner:  # a subclass of dict, list or set may have attributes too
             self._add(_attributes_of(owner, package), name, package, depth)
         for key, value in zip(container.keys, container.values, strict=True):
@@ -204,18 +205,21 @@ class Watch:
                 if not internal or key == "__constants__":
                     self._add(value, f"{name}.{key}", package, depth - 1)
 
-    def _snapshot(self, number: int, container: _Container) -> _Container:
-        counter = self._counters[number]
-        self._counts[number] = counter.value if counter is not _NO_COUNTER else _UNKNOWN
-        self._containers[number] = container.now()  # after the count, since another thread may change it
-        return self._containers[number]
+    def _snapshot(self, container: _Container, counter: ctypes.c_uint64) -> _Container:
+        number = id(container.owner)
+        count = counter.value if counter is not _NO_COUNTER else _UNKNOWN
+        now = container.now()  # after the count, since another thread may change it
+        self._containers[number], self._counters[number], self._counts[number] = now, counter, count
+        return now
 
     def forget(self, packages: Collection[str]) -> None:
         """Stop watching the modules of these packages, which were removed."""
         if packages:
             containers = list(self._containers.items())
             for number in [number for number, each in containers if top_level(each.name) in packages]:
-                del self._containers[number], self._counters[number], self._counts[number]
+                del self._counters[number], self._counts[number], self._containers[number]
+            for function in [each for each in self._parts if top_level(str(each.__module__)) in packages]:
+                del self._parts[function]
             for package in packages:
                 self._caches.pop(package, None)
                 self._cells.pop(package, None)
@@ -227,8 +231,8 @@ class Watch:
         counts = map(_read_value, list(self._counters.values()))
         have_changes = map(operator.ne, counts, list(self._counts.values()))
         for number in itertools.compress(list(self._counters), have_changes):
-            container = self._containers[number]
-            if container.has_changed():
+            container = self._containers.get(number)
+            if container is not None and container.has_changed():
                 with contextlib.suppress(RuntimeError):  # a library's thread changes it meanwhile
                     found[number] = container.now()
         return found
@@ -274,7 +278,7 @@ class Watch:
                     continue  # added by C code at its first use: torch.cuda._get_device_properties
                 if old is not new and not _restore(known.owner, key, old, new) and not _is_bookkeeping(name):
                     problems.append(name)
-            self._snapshot(number, known)
+            self._snapshot(known, self._counters[number])
         return [f"{name} was changed" for name in problems]
 
 
@@ -350,13 +354,13 @@ def _counter_of(contents: Any) -> ctypes.c_uint64:
 
 
 def _has_counters() -> bool:
-    probe: dict[str, int] = {}
-    counter = ctypes.c_uint64.from_address(id(probe) + _COUNTER_OFFSET)
+    probe: Any = type("", (), {})()  # some releases count all changes but those of an object's attributes
+    counter = ctypes.c_uint64.from_address(id(vars(probe)) + _COUNTER_OFFSET)
     counts = [counter.value]
     for number in (1, 2):
-        probe["key"] = number
+        probe.key = number
         counts.append(counter.value)
-    del probe["key"]
+    del probe.key
     return len({*counts, counter.value}) == 4
 
 

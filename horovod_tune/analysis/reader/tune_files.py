@@ -142,7 +142,7 @@ def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Proble
 def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Folder, StateFile | None]:
     """Return the folder with its driver's staged copy, and the state that is there.
 
-    Both are unchanged if the search has ended, or its driver did not run on this machine.
+    Both are unchanged if the copy has no more than the storage, or its driver did not run on this machine.
     """
     for candidate in driver_folders(folder.name) if name else ():
         with suppress(OSError):  # another user's search of the same name
@@ -151,8 +151,13 @@ def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Fo
                 newer = state
                 with suppress(ValueError):  # half-written
                     newer = parse_state(data, name, folder)
+                if newer is None or state is None:
+                    return replace(folder, staged=candidate), newer
+                there, here = ({each.trial_id for each in one.trials} for one in (newer, state))
+                if here and here.isdisjoint(there):
+                    continue  # of another search that began in the same second
                 # Between two trials of a running search, all trials of the storage's state may have ended.
-                if newer is None or state is None or state.unfinished or newer.trials != state.trials:
+                if state.unfinished or newer.trials != state.trials:
                     return replace(folder, staged=candidate), newer
     return folder, state
 

@@ -287,3 +287,11 @@ def test_another_search_of_the_same_name_is_not_mixed_in(home, tmp_path, monkeyp
     state.rename(other / "experiment_state-2026-11-20_13-00-00.json")
     (other / "train_abcd1_00000" / "result.json").write_text("{" * 10**6)
     assert read(home).problems == ()
+
+
+def test_another_search_of_the_same_name_and_second_is_not_mixed_in(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
+    other = staged(home, tmp_path / "ray")
+    (state,) = other.glob("experiment_state-*.json")
+    state.write_text(state.read_text().replace("abcd1", "ffff1"))
+    assert [trial.trial_id for trial in read(home).trials] == [f"abcd1_{n:05}" for n in range(6)]

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 
 
+def check_metric_name(argument: str, name: Any) -> None:
+    """Raise `ValueError` if `name` cannot be the name of a metric."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{argument} must be the name of a reported value, got {name!r}")
+
+
 def check_metric(metric: Any, mode: Any) -> None:
     """Raise `ValueError` unless each is None, or the name of a metric and "min" or "max"."""
-    if metric is not None and not (isinstance(metric, str) and metric):
-        raise ValueError(f"metric must be the name of a reported value, got {metric!r}")
+    if metric is not None:
+        check_metric_name("metric", metric)
     if mode not in (None, "min", "max"):
         raise ValueError(f'mode must be "min" or "max", got {mode!r}')
 

@@ -54,12 +54,9 @@ class Pickler(cloudpickle.Pickler):
             module = sys.modules.get("horovod.torch")
             if getattr(module, obj.__name__, None) == obj:
                 return getattr, (module, obj.__name__)
-        if isinstance(obj, _LruCache) and not travels_by_name(obj.__module__):
+        if isinstance(obj, functools._lru_cache_wrapper) and not travels_by_name(obj.__module__):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
-
-
-_LruCache = type(functools.lru_cache(lambda: None))
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

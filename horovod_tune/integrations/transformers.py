@@ -223,7 +223,7 @@ def distribute(trainer: Trainer) -> Trainer:
         return loss
 
     def evaluate(*args: Any, **keywords: Any) -> Any:
-        # Early stopping and the like must decide the same on all ranks. Later, one may evaluate alone.
+        # Early stopping and the like must decide the same on all ranks. Later, a rank may evaluate by itself.
         if trainer.is_in_train:
             model: Any = trainer.model
             moving = {name for name, each in model.named_buffers() if each.is_floating_point()}

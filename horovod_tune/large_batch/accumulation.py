@@ -221,7 +221,7 @@ class GradientAccumulator:
         try:
             norm = self._scale_gradients(divided_by * self.local_batch_size / samples, measures)
             stepped = self._optimizer_step()
-        finally:  # Also for whoever catches the error of a gradient that is not finite.
+        finally:  # Also if the caller catches the error of a gradient that is not finite.
             self.optimizer.zero_grad()
         if stepped and self._scheduler is not None:
             self._scheduler.step()

@@ -134,12 +134,6 @@ def reward(value: Any) -> float | None:
     return None if isinstance(value, (bool, np.bool_)) else as_number(value)
 
 
-def check_metric_name(argument: str, name: Any) -> None:
-    """Raise `ValueError` if `name` cannot be the name of a metric."""
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{argument} must be the name of a reported value, got {name!r}")
-
-
 def seed_for(seed: int, history: History, purpose: str) -> int:
     """Return a separate seed for each suggestion and each purpose in it."""
     words = [seed, len(history.trials), *purpose.encode()]

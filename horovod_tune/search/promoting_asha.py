@@ -12,10 +12,11 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
+from horovod_tune.analysis.scoring import check_metric_name
 from horovod_tune.large_batch import bounds
 from horovod_tune.ray_compat import mend_paused_trials, reports_of
 from horovod_tune.ray_compat.concurrency_slots import acquire_slot, release_slot
-from horovod_tune.search.history import as_number, check_metric_name
+from horovod_tune.search.history import as_number
 from horovod_tune.search.rungs import Rungs
 
 logger = logging.getLogger(__name__)

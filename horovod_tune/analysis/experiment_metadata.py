@@ -1,7 +1,7 @@
-"""Runs in the driver: writes metadata for `analyze` that Tune writes only in pickles, or not at all.
+"""What a search writes about itself in JSON: the driver writes it, `analyze` reads it.
 
-One JSON file next to Tune's own has the metric, mode, space, searcher, scheduler, resources, package versions
-and the size of the cluster.
+Our file has the metric, mode, space, searcher, scheduler, resources, package versions and the size of the
+cluster, which Tune writes only in pickles, or not at all. `BayesOptSearch` saves its metrics and limits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, read_json, text_or_none
+from horovod_tune.analysis.reader.records import Domain, Problem
+from horovod_tune.analysis.scoring import parse_limit
+
 # In a file's name, the id of the driver's first trial is between the two: a folder may hold several searches.
-METADATA_PREFIX, METADATA_SUFFIX = "horovod_tune_run-", ".json"
+_PREFIX, _SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
 _MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
 
@@ -29,7 +35,7 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
     if trial.storage is None:
         return
     folder = Path(trial.storage.experiment_driver_staging_path)
-    place = folder / f"{METADATA_PREFIX}{trial.trial_id}{METADATA_SUFFIX}"
+    place = folder / f"{_PREFIX}{trial.trial_id}{_SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
     before = json.loads(place.read_text()) if place.exists() else {}
     bundles = getattr(trial.placement_group_factory, "bundles", [])
@@ -47,7 +53,7 @@ def write_end(trial: Any) -> None:
     """
     if trial.storage is None:
         return
-    name = f"{METADATA_PREFIX}{trial.trial_id}{METADATA_SUFFIX}"
+    name = f"{_PREFIX}{trial.trial_id}{_SUFFIX}"
     written = json.loads((Path(trial.storage.experiment_driver_staging_path) / name).read_text())
     place = f"{trial.storage.experiment_fs_path}/{name}"
     with trial.storage.storage_filesystem.open_output_stream(place) as file:
@@ -99,7 +105,7 @@ def space_metadata(config: Any) -> dict[str, Any]:
             for index, inner in enumerate(value):
                 visit(f"{path}/{index}", inner)
         elif hasattr(value, "sampler") and hasattr(value, "is_valid"):  # one of Tune's domains
-            space[path] = _domain(value)
+            space[path] = _domain_metadata(value)
         else:
             constants[path] = _plain(value)
 
@@ -112,7 +118,7 @@ def _plain(value: Any) -> Any:
     return value if is_plain else str(value)[:_LONGEST_TEXT]
 
 
-def _domain(domain: Any) -> dict[str, Any]:
+def _domain_metadata(domain: Any) -> dict[str, Any]:
     kind, sampler, step = type(domain).__name__, domain.sampler, None
     if type(sampler).__name__ == "Quantized":
         sampler, step = sampler.sampler, sampler.q
@@ -128,3 +134,90 @@ def _domain(domain: Any) -> dict[str, Any]:
     function = f"{'q' if step else ''}{'log' if log else ''}{'randint' if kind == 'Integer' else 'uniform'}"
     ends = [str(end).removesuffix(".0") for end in (domain.lower, domain.upper, step) if end is not None]
     return {"kind": kind.lower(), "text": f"{function}({', '.join(ends)})", "log": log}
+
+
+def metadata_of(
+    folder: Folder,
+    names: Iterable[str],
+    stamps: Collection[str],
+    trial_ids: Collection[str],
+    problems: list[Problem],
+) -> dict[str, Any]:
+    """Return the metadata of the search of these trials, as fields of `ExperimentRecord`.
+
+    `names` are those of the folder's entries. Only a state of `BayesOptSearch` with one of `stamps` in its
+    name is read, because the folder may have several searches.
+    """
+
+    def read(name: str, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+        try:  # the end of a search is recorded only in the storage
+            return parse(replace(folder, staged=None).read(name) or folder.read(name) or b"")
+        except (ValueError, OSError) as error:
+            problems.append(Problem(name, f"not readable ({error})"))
+            return {}
+
+    ours = {f"{_PREFIX}{trial_id}{_SUFFIX}" for trial_id in trial_ids}
+    drivers = [read(name, run_metadata) for name in sorted(ours.intersection(names))]
+    last = max(
+        drivers, key=lambda each: number_or_none(each.get("metadata", {}).get("written")) or 0.0, default={}
+    )
+    states = [name for name in names if name.startswith("searcher-state-") and any(s in name for s in stamps)]
+    searcher = read(max(states), searcher_metadata) if states else {}
+    return searcher | {name: value for name, value in last.items() if value}
+
+
+def run_metadata(data: bytes) -> dict[str, Any]:
+    """Return what the driver wrote when the search started (`horovod_tune_run-*.json`)."""
+    written, _ = read_json(data)
+    if not isinstance(written, dict):
+        raise ValueError("not a JSON object")
+    samples, resources = written.get("num_samples"), written.get("resources")
+    texts = {name: text_or_none(written.get(name)) for name in ("metric", "mode", "searcher", "scheduler")}
+    return texts | {
+        "metadata": written,
+        "num_samples": samples if isinstance(samples, int) and 0 < samples < 2**31 else None,
+        "time_budget_s": number_or_none(written.get("time_budget_s")),
+        "domains": {name: _domain(mapping(one)) for name, one in mapping(written.get("space")).items()},
+        "constants": mapping(written.get("constants")),
+        "resources": tuple(map(_amounts, resources)) if isinstance(resources, list) else (),
+    }
+
+
+def _domain(written: dict[str, Any]) -> Domain:
+    kind, text = text_or_none(written.get("kind")), text_or_none(written.get("text"))
+    return Domain(kind or "other", text or "", log=written.get("log") is True)
+
+
+def _amounts(bundle: Any) -> dict[str, float]:
+    numbers = {name[:300]: number_or_none(amount) for name, amount in mapping(bundle).items()}
+    return {name: amount for name, amount in numbers.items() if amount is not None}
+
+
+def searcher_metadata(data: bytes) -> dict[str, Any]:
+    """Return what `BayesOptSearch` saved: metric, mode, limits and front.
+
+    Empty for the pickle of one of Tune's own searchers, which is not read. Raises `ValueError` if invalid.
+    """
+    if data[:1] == b"\x80":
+        return {}
+    state = mapping(read_json(data)[0])
+    try:
+        limits = tuple(parse_limit(str(text)) for text in state.get("limits") or ())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its limits: {error}") from error
+    return {
+        "metric": text_or_none(state.get("metric")),
+        "mode": text_or_none(state.get("mode")),
+        "searcher": text_or_none(str(state.get("format", "")).rsplit(".", 1)[-1]) or None,
+        "limits": limits,
+        "front": _front(state.get("metric"), state.get("mode")),
+    }
+
+
+def _front(metrics: Any, modes: Any) -> Mapping[str, str]:
+    """Return the mode of each metric of a search with several metrics; empty for any other."""
+    if not (isinstance(metrics, list) and isinstance(modes, list) and len(metrics) == len(modes)):
+        return {}
+    if not all(isinstance(name, str) for name in metrics) or set(map(str, modes)) - {"min", "max"}:
+        return {}
+    return dict(zip(metrics, modes, strict=True))

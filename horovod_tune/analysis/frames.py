@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_tune.analysis.reader.plain_values import iteration_of
+from horovod_tune.analysis.reader.plain_values import iteration_of, seconds
 from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.trial_details import (
     attempts,
@@ -18,7 +18,6 @@ from horovod_tune.analysis.trial_details import (
     iterations_of,
     ranks_of,
     report_times,
-    start_seconds,
 )
 
 
@@ -95,7 +94,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
         "duration_s": end - start if start is not None and end is not None else math.nan,
         "ranks": ranks_of(trial),
         "hosts": hosts_of(trial),
-        "start_s": start_seconds(trial),
+        "start_s": seconds((trial.last_result or {}).get("start_s")),
         "num_failures": trial.num_failures,
         "error": error_line(trial.error),
         "logdir": trial.directory,

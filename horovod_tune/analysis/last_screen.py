@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_tune.analysis.experiment_metadata import searcher_metadata
 from horovod_tune.analysis.reader.folders import has_uri, shown_place
-from horovod_tune.analysis.reader.metadata import searcher_metadata
 from horovod_tune.analysis.scoring import kept, non_dominated, value_of
 from horovod_tune.analysis.trial_details import error_line
 

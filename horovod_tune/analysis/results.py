@@ -76,7 +76,7 @@ class Analysis:
         if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
             return "finished" if self.run is not None else "unknown"
         last = self.record.last_write
-        if last is not None and time.time() - last < _QUIET_S and not self.record.is_copy:
+        if last is not None and time.time() - last < _QUIET_S:
             return "running"
         return "interrupted" if self.run is not None else "unknown"
 
@@ -147,24 +147,18 @@ class Analysis:
         allowed (True if it meets the limits).
         """
         metric, _ = self.require_metric(with_limits=False)  # a metric that is not known violates its limit
-        each = [trial.reports for trial in self.trials]
-        values = [value for rows in each for (value,) in known_values(rows, [metric])]
-        times = np.concatenate([np.empty(0), *map(report_times, self.trials)])
-        return pd.DataFrame(
-            {
-                "trial": np.repeat(np.arange(len(each)), [len(rows) for rows in each]),
-                "row": np.array([row for rows in each for row in range(len(rows))], dtype=int),
-                "iteration": np.array(
-                    [iteration_of(report) for rows in each for report in rows], dtype=float
-                ),
-                "time": times,
-                "attempt": np.array([number for rows in each for number in attempts(rows)], dtype=int),
-                "session": np.searchsorted(self.record.sessions, times),
-                "value": np.array(values, dtype=float),
-                "known": np.array([value_of(row, metric) is not None for rows in each for row in rows], bool),
-                "allowed": np.array([good for rows in each for good in kept(rows, self.limits)], dtype=bool),
-            }
-        )
+        found = []
+        for number, trial in enumerate(self.trials):
+            reports = trial.reports
+            values, allowed = known_values(reports, [metric]), kept(reports, self.limits)
+            each = zip(reports, report_times(trial), attempts(reports), values, allowed, strict=True)
+            for row, (report, time_s, attempt, (value,), good) in enumerate(each):
+                known = value_of(report, metric) is not None
+                found.append((number, row, iteration_of(report), time_s, attempt, value, known, good))
+        types = {"trial": int, "row": int, "iteration": float, "time": float, "attempt": int}
+        types |= {"value": float, "known": bool, "allowed": bool}
+        made = pd.DataFrame(found, columns=list(types)).astype(types)
+        return made.assign(session=np.searchsorted(self.record.sessions, made["time"]))
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -211,13 +205,8 @@ class Analysis:
     def _best(self) -> int:
         self.require_metric()
         if self.best_number is None:
-            value = f"{'last ' if self.scope == 'last' else ''}value of {self.metric!r}{self._within}"
-            raise ValueError(f"no trial of {self.name!r} has a finite {value}")
+            raise ValueError(self.no_best_reason)
         return self.best_number
-
-    @property
-    def _within(self) -> str:
-        return f" within {' and '.join(map(str, self.limits))}" if self.limits else ""
 
     @property
     def has_best(self) -> bool:
@@ -260,7 +249,9 @@ class Analysis:
             self.require_metric()
         except ValueError as error:
             return str(error)
-        return f"no trial has a finite value of {self.metric}{self._within} yet"
+        within = f" within {' and '.join(map(str, self.limits))}" if self.limits else ""
+        value = f"{'last ' if self.scope == 'last' else ''}value of {self.metric!r}{within}"
+        return f"no trial of {self.name!r} has a finite {value}"
 
     @property
     def best_trial(self) -> TrialRecord:
@@ -328,24 +319,21 @@ class Analysis:
 
     @cached_property
     def _best_checkpoint_folder(self) -> Folder | None:
-        metric, mode = self.require_metric()
+        _, mode = self.require_metric()
         if not self.best_trial.directory:
             return None
         home = self.folder.below(self.best_trial.folder_name)
         on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
         # Ray adds a checkpoint's name to the report that came with it.
-        rows = self.best_trial.rows
-        each = zip(rows, known_values(rows, [metric]), kept(rows, self.limits), strict=True)
-        measured = {
-            str(row.get("checkpoint_dir_name")): value if good else None for row, (value,), good in each
-        }
-        values = {name: value for name, value in sorted(measured.items()) if name in on_disk}
-        finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        if finite:
-            return home.below((min if mode == "min" else max)(finite, key=finite.__getitem__))
+        named = [str(report.get("checkpoint_dir_name", "")) for report in self.best_trial.reports]
+        reports = self.reports[self.reports["trial"] == self._best].set_axis(named)
+        values = reports["value"].where(reports["allowed"] & np.isfinite(reports["value"]))
+        measured = values[~values.index.duplicated(keep="last")].sort_index().dropna()
+        measured = measured[measured.index.isin(on_disk)]
+        if len(measured):
+            return home.below(str(measured.idxmin() if mode == "min" else measured.idxmax()))
         # Reports of class trainables name no checkpoint: take the newest, the closest to the last result.
-        names_one = any("checkpoint_dir_name" in row for row in rows)
-        return home.below(max(on_disk)) if on_disk and not (self.limits and names_one) else None
+        return home.below(max(on_disk)) if on_disk and not (self.limits and any(named)) else None
 
     def dataframe(self) -> pd.DataFrame:
         """Return one row per trial, in the order of creation.

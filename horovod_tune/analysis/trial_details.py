@@ -105,11 +105,6 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
     return [host for host, count in slots for _ in range(count)]
 
 
-def start_seconds(trial: TrialRecord) -> float | None:
-    """Return how many seconds the trial's start took, by its last report; None if that report lacks it."""
-    return seconds((trial.last_result or {}).get("start_s"))
-
-
 def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, float, float]]:
     """Return each period in which a driver ran the trial: when start-up and training began, and the end.
 
@@ -122,24 +117,20 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
     if first is None:
         return []
     begin, trained = first
+    found: list[tuple[float, float, float]] = []
+    before = trained
+    for number, (report, time) in enumerate(zip(trial.reports, report_times(trial).tolist(), strict=True)):
+        again = time - (seconds(report.get("time_this_iter_s")) or 0.0)
+        start_s = seconds(report.get("start_s")) or 0.0
+        drivers = [session for session in sessions if before < session < time]
+        continued = number > 0 and report.get("iterations_since_restore") == 1 and not trial.num_failures
+        if drivers or (continued and again - start_s > before + 2):
+            since = max(drivers, default=before)
+            found.append((begin, trained, before))
+            trained = max(since, again)
+            begin = max(since, trained - start_s)
+        before = max(before, time)  # a time that is not recorded is NaN
     end = max(trained, trial.end_time if trial.end_time is not None else trained)
-    times, found, starts = report_times(trial).tolist(), [], list(sessions)
-    for report, before, time in zip(trial.reports[1:], times, times[1:], strict=False):
-        continued = report.get("iterations_since_restore") == 1 and not trial.num_failures
-        if continued and not any(before < session < time for session in sessions):
-            spent = seconds(report.get("time_this_iter_s")) or 0.0
-            again = time - spent - (seconds(report.get("start_s")) or 0.0)
-            starts += [again] if again > before + 2 else []
-    for session in sorted(starts):
-        if not begin < session < end:
-            continue
-        stop = max((time for time in times if time < session), default=trained)
-        found.append((begin, trained, max(trained, stop)))
-        later = next((n for n, time in enumerate(times) if time >= session), None)
-        report = {} if later is None else trial.reports[later]
-        spent = seconds(report.get("time_this_iter_s")) or 0.0
-        trained = session if later is None else max(session, times[later] - spent)
-        begin = max(session, trained - (seconds(report.get("start_s")) or 0.0))
     return [*found, (begin, trained, end)]
 
 

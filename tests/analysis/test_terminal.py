@@ -76,7 +76,7 @@ def test_if_no_trial_meets_the_limits_the_reason_and_the_values_are_shown():
     limits = [parse_limit("loss <= -1e9")]
     limited = Analysis(analysis.record, analysis.folder, metric="loss", mode="min", limits=limits)
     text = shown(limited)
-    assert "No best trial: no trial has a finite value of loss within loss <= -1000000000 yet" in text
+    assert "has a finite last value of 'loss' within loss <= -1000000000" in text
     assert f"{limited.scores['last'][0]:.5g}" in text
 
 

@@ -28,15 +28,11 @@ class UnusableFile(OSError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file or folder directly in another; `modified` is Unix time in seconds, None if not known.
-
-    `odd_name` is True if the name is not UTF-8; `name` is then escaped, and cannot be opened.
-    """
+    """One file or folder directly in another; `modified` is Unix time in seconds, None if not known."""
 
     name: str
     is_dir: bool
     modified: float | None
-    odd_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Folder:
     """A folder of a pyarrow filesystem; `shown` is its path or URI as a user writes it.
 
     `top` is the experiment's folder, by default this one; links may not lead out of it. `staged` is the copy
-    that the experiment's driver writes first; if a file is in both, the longer one is read.
+    that the experiment's driver writes first; if a file is in both, the driver's is read.
     """
 
     filesystem: pafs.FileSystem
@@ -67,25 +63,31 @@ class Folder:
         return self.path.rstrip("/").rsplit("/", 1)[-1]
 
     def entries(self) -> list[Entry]:
-        """Return the entries directly in the folder, sorted by name; empty if the folder does not exist."""
+        """Return the entries directly in the folder, and those of its staged copy; empty if there is neither.
+
+        Names that are not UTF-8, which nothing could open, are left out.
+        """
+        found = self.staged.entries() if self.staged is not None else []
         local = _on_this_machine(self.filesystem, self.path)
         if local is not None:
-            return sorted(self._local_entries(local), key=lambda entry: entry.name)
-        selector = pafs.FileSelector(self.path, recursive=False, allow_not_found=True)
-        found = []
-        for info in self.filesystem.get_file_info(selector):
-            modified = info.mtime.timestamp() if info.mtime is not None else None
-            found.append(Entry(info.base_name, info.type == pafs.FileType.Directory, modified))
+            found += self._local_entries(local)
+        else:
+            selector = pafs.FileSelector(self.path, recursive=False, allow_not_found=True)
+            for info in self.filesystem.get_file_info(selector):
+                modified = info.mtime.timestamp() if info.mtime is not None else None
+                found.append(Entry(info.base_name, info.type == pafs.FileType.Directory, modified))
         return sorted(found, key=lambda entry: entry.name)
 
     def _local_entries(self, local: str) -> Iterator[Entry]:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listed:
             for item in listed:
                 stays = not item.is_symlink() or self._stays_inside(item.path)
-                text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
-                with suppress(FileNotFoundError):  # removed since it was listed
+                with suppress(
+                    FileNotFoundError, UnicodeEncodeError
+                ):  # removed since it was listed, or not UTF-8
+                    item.name.encode()
                     modified = item.stat(follow_symlinks=False).st_mtime
-                    yield Entry(text, stays and os.path.isdir(item.path), modified, text != item.name)
+                    yield Entry(item.name, stays and os.path.isdir(item.path), modified)
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None if there is no such file.
@@ -93,32 +95,19 @@ class Folder:
         Raises:
             UnusableFile: the file is too large, not a regular file, or a link that leads outside.
         """
-        if self.staged is not None and self.staged.size(name) > self._own_size(name):
-            return self.staged.read(name)
+        if self.staged is not None and (data := self.staged.read(name)) is not None:
+            return data
         local = _on_this_machine(self.filesystem, self._inside(name))
         try:
             if local is not None:
                 with self._open_local(local) as file:
                     _refuse_larger(os.fstat(file.fileno()).st_size)
                     return file.read(LARGEST + 1)
-            _refuse_larger(self._own_size(name))
+            _refuse_larger(self.filesystem.get_file_info(self._inside(name)).size or 0)
             with self.filesystem.open_input_stream(self._inside(name), compression=None) as stream:
                 return stream.readall()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
-
-    def size(self, name: str) -> int:
-        """Return a file's size in bytes; 0 if there is no such file."""
-        return max(self._own_size(name), self.staged.size(name) if self.staged is not None else 0)
-
-    def _own_size(self, name: str) -> int:
-        local = _on_this_machine(self.filesystem, self._inside(name))
-        if local is None:
-            return self.filesystem.get_file_info(self._inside(name)).size or 0
-        try:
-            return os.stat(local).st_size if self._stays_inside(local) else 0
-        except OSError:
-            return 0
 
     def _open_local(self, local: str) -> BinaryIO:
         if not self._stays_inside(local):

@@ -70,10 +70,9 @@ class ExperimentRecord:
     """One search as in Tune's files; what is not recorded is None or empty.
 
     `run` names it (None if its state file is lost), `runs` all searches of the same folder, oldest first.
-    `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` is
-    True if the folder was copied, so that its files' times are not those of the search. `domains` are the
-    search space's. `limits`, and the metrics with their modes in `front`, are those that `BayesOptSearch` was
-    given. `metadata` is everything in the driver's metadata file.
+    `sessions` are the Unix times at which its drivers started: a resumed search has several. `limits`, and
+    the metrics with their modes in `front`, are those that `BayesOptSearch` was given. `metadata` is
+    everything in the driver's metadata file.
     """
 
     name: str
@@ -85,7 +84,6 @@ class ExperimentRecord:
     start_time: float | None = None
     last_write: float | None = None
     sessions: tuple[float, ...] = ()
-    is_copy: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
     metric: str | None = None
     mode: str | None = None

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from horovod_tune.analysis.experiment_metadata import metadata_of
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders, shown_place
-from horovod_tune.analysis.reader.metadata import metadata_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.state_files import Run, StateFile, choose, is_state, parse_state, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files
@@ -52,8 +52,6 @@ def read_experiment(
     """
     problems: list[Problem] = []
     entries = folder.entries()
-    problems += [Problem(e.name, "its name is not UTF-8; it is left out") for e in entries if e.odd_name]
-    entries = [entry for entry in entries if not entry.odd_name]
     runs = runs_of(_state_files(folder, entries, problems))
     chosen = choose(runs, run, trial_ids)
     others = {trial_id for other in runs if other is not chosen for trial_id in other.trial_ids}
@@ -61,7 +59,7 @@ def read_experiment(
     # A state file's name leads to its driver's staged copy on this machine, even if the file cannot be read.
     name = state.name if state is not None else max(filter(is_state, (e.name for e in entries)), default="")
     folder, state = _with_staged(folder, name, state)
-    listed = [*entries, *(folder.staged.entries() if folder.staged is not None else ())]
+    listed = folder.entries() if folder.staged is not None else entries
     trials = list(state.trials) if state is not None else []
     problems += state.problems if state is not None else ()
     if chosen is None or chosen is runs[-1] or trial_ids is not None:
@@ -84,17 +82,19 @@ def read_experiment(
     for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
     stamps = chosen.stamps if chosen is not None and len(runs) > 1 else {""}
-    known = metadata_of(folder, listed, stamps, {trial.trial_id for trial in kept}, problems)
+    names = {entry.name for entry in listed}
+    known = metadata_of(folder, names, stamps, {trial.trial_id for trial in kept}, problems)
     # Tune's state has a metric but no mode; a recorded mode counts only for its own metric.
     metric = (state.metric if state is not None else None) or known.get("metric")
     if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
         known["mode"] = None
     if resources := known.pop("resources", ()):
         kept = [replace(trial, resources=resources) for trial in kept]
-    is_copy = folder.staged is None and chosen is not None and _is_copy(folder, entries, chosen, kept)
     # A driver writes its state all the time; other files may be the user's, such as a report.
     theirs = {file.name for other in runs if other is not chosen for file in other.files}
-    modified = [e.modified for e in listed if is_state(e.name) and e.name not in theirs and not is_copy]
+    modified = [entry.modified for entry in listed if is_state(entry.name) and entry.name not in theirs]
+    if folder.staged is None and chosen is not None and _is_copy(folder, entries, chosen, kept):
+        modified = []
     sessions = chosen.sessions if chosen is not None else ()
     return ExperimentRecord(
         name=folder.name,
@@ -105,7 +105,6 @@ def read_experiment(
         problems=tuple(_together(problems)),
         start_time=min((*sessions, *(trial.start_time for trial in kept if trial.start_time)), default=None),
         sessions=sessions,
-        is_copy=is_copy,
         last_write=max(filter(None, (*modified, *(trial.end_time for trial in kept))), default=None),
         **(known | {"metric": metric}),
     )
@@ -169,8 +168,9 @@ def _trials_without_state(
     found: list[TrialRecord] = []
     for name in sorted({entry.name for entry in entries if entry.is_dir}.difference(taken)):
         place = folder.below(name)
-        if any(map(place.size, _TRIAL_FILES)):
-            error = "" if place.size("error.txt") else None
+        files = {entry.name for entry in place.entries()}
+        if not files.isdisjoint(_TRIAL_FILES):
+            error = "" if "error.txt" in files else None
             found.append(TrialRecord(name, -1, name, {}, "UNKNOWN", place.shown, error=error))
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,30 +30,31 @@ def parameter(analysis: Analysis, name: str) -> Figure:
     if name not in found:
         known = ", ".join(found) or "none"
         raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
-    one = found[name]
-    made = style.figure(style.label(name), height=340)
-    traces, x_axis, y_axis, outside = _points(analysis, one)
-    note = style.joined("bars: medians" if one.kind == "category" else "", outside)
-    return made.add_traces(traces).update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
+    return _grid(analysis, [found[name]], style.figure(style.label(name), height=340))
 
 
 def parameters(analysis: Analysis) -> Figure:
     """Draw the metric against each hyperparameter in one figure. Raises `ValueError` if none varies."""
-    from plotly.subplots import make_subplots
-
     found = varying_parameters(analysis)
     if not found:
         raise ValueError("no hyperparameter varies among the trials")
-    across = min(3, len(found))
-    down = math.ceil(len(found) / across)
-    grid = make_subplots(down, across, figure=style.figure("Hyperparameters", height=130 + 290 * down))
+    return _grid(
+        analysis, found, style.figure("Hyperparameters", height=130 + 290 * math.ceil(len(found) / 3))
+    )
+
+
+def _grid(analysis: Analysis, found: Sequence[Parameter], made: Figure) -> Figure:
+    """Draw hyperparameters into a figure, three in a row."""
+    from plotly.subplots import make_subplots
+
+    grid = make_subplots(math.ceil(len(found) / 3), min(3, len(found)), figure=made)
     for place, one in enumerate(found):
-        cell = {"row": place // across + 1, "col": place % across + 1}
+        row, column = place // 3 + 1, place % 3 + 1
         traces, x_axis, y_axis, outside = _points(analysis, one)
-        grid.add_traces(traces, rows=cell["row"], cols=cell["col"])
-        grid.update_xaxes(x_axis, **cell)
-        grid.update_yaxes(y_axis, **cell)
-    return grid.update_layout(title_subtitle_text=outside)
+        grid.add_traces(traces, rows=row, cols=column)
+        grid.update_xaxes(x_axis, row=row, col=column).update_yaxes(y_axis, row=row, col=column)
+    medians = "bars: medians" if any(one.kind == "category" for one in found) else ""
+    return grid.update_layout(title_subtitle_text=style.joined(medians, outside))
 
 
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:
@@ -119,7 +120,6 @@ def importance(analysis: Analysis) -> Figure:
     )
 
 
-@lru_cache(maxsize=1)  # an analysis never changes
 def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
     """Return the drops of a forest's R² on held-out trials when each hyperparameter is shuffled.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,14 +13,6 @@ from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-# Groups of trials, from the best on: name, cumulative share, colour.
-_GROUPS = (
-    ("best 10 %", 0.1, style.SEQUENTIAL[0]),
-    ("to 25 %", 0.25, style.OKABE_ITO[0]),
-    ("to 50 %", 0.5, "#6F9FBF"),
-    ("the rest", 1.0, "#B7AE8A"),
-)
 
 
 def parallel_coordinates(analysis: Analysis) -> Figure:
@@ -41,19 +33,18 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     low, high = y_axis["range"]
     of_metric = np.clip((values - low) / (high - low), 0, 1)
     heights = np.column_stack([*map(_heights, found), of_metric])
-    ranked = np.array([trial for trial in analysis.ranked if np.isfinite(values[trial])])
     texts = style.hover_texts(analysis)
-    note = style.joined(f"{len(known):,} trials", "orange: the best", outside)
-    made = style.figure("Parallel coordinates", note)
-    alpha = float(np.clip(100 / len(known), 0.15, 0.9))
-    ends = [math.ceil(share * len(ranked)) for _, share, _ in _GROUPS]
-    for (name, _, colour), start, end in reversed(list(zip(_GROUPS, [0, *ends], ends, strict=False))):
-        if start < end:
-            look = {"color": style.faded(colour, alpha), "width": 1.3}
-            made.add_scatter(**_lines(heights, ranked[start:end], texts), name=name, line=look)
-    if analysis.best_number is not None:
-        look = {"color": style.BEST, "width": 3}
-        made.add_scatter(**_lines(heights, np.array([analysis.best_number]), texts), name="best", line=look)
+    made = style.figure(
+        "Parallel coordinates", style.joined(f"{len(known):,} trials", "orange: the best", outside)
+    )
+    groups = style.by_rank([trial for trial in analysis.ranked if np.isfinite(values[trial])], reach=100)
+    groups += [("best", style.BEST, [analysis.best_number])] if analysis.has_best else []
+    for name, colour, trials in groups:
+        lines = [np.column_stack([np.arange(len(found) + 1), heights[trial]]) for trial in trials]
+        look = {"color": colour, "width": 3 if name == "best" else 1.3}
+        made.add_scatter(
+            **style.together(lines, texts[trials], "%{text}"), name=name, mode="lines", line=look
+        )
     ticks = [*(_ticks(one) for one in found), _ends(low, high)]
     for place, marks in enumerate(ticks):
         made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
@@ -69,18 +60,6 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     )
 
 
-def _lines(heights: np.ndarray, trials: np.ndarray, texts: np.ndarray) -> dict[str, Any]:
-    """Return a line per trial, with gaps between them."""
-    across = heights.shape[1]
-    xs = np.tile(np.append(np.arange(across), 0), len(trials)).astype(np.float32)
-    ys = np.column_stack([heights[trials], np.full(len(trials), np.nan)]).ravel().astype(np.float32)
-    # Only a line's last point has its text: at every point, texts would be most of the page of 5,000 trials.
-    hover = np.full((len(trials), across + 1), "", dtype=texts.dtype)
-    hover[:, across - 1] = texts[trials]
-    labels = {"text": hover.ravel(), "hovertemplate": "%{text}<extra></extra>"}
-    return labels | {"x": xs, "y": ys, "mode": "lines", "connectgaps": False}
-
-
 def _heights(one: Parameter) -> np.ndarray:
     low, high = one.limits()
     positions = style.on_axis(one) if one.kind == "category" else one.positions
@@ -93,8 +72,8 @@ def _ticks(one: Parameter) -> list[tuple[float, str]]:
         every = max(1, math.ceil(len(one.categories) / 12))
         shown = list(enumerate(one.categories))[::every]
         return [((rank - low) / (high - low), text) for rank, text in shown]
-    decades = _decades(low, high) if one.log else []
-    if len(decades) > 1:
+    if one.log and math.floor(high) > math.ceil(low):
+        decades = range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 6)))
         return [((decade - low) / (high - low), f"{10.0**decade:g}") for decade in decades]
     return _ends(low, high, one)
 
@@ -104,14 +83,3 @@ def _ends(low: float, high: float, one: Parameter | None = None) -> list[tuple[f
     marks = [10.0**mark if one and one.log else mark for mark in (low, (low + high) / 2, high)]
     texts = [text_of(round(mark) if one and one.integer else float(f"{mark:.3g}")) for mark in marks]
     return list(zip((0.0, 0.5, 1.0), texts, strict=True))
-
-
-def _decades(low: float, high: float) -> list[int]:
-    """Return about six whole decades between two powers of ten.
-
-    >>> _decades(-3.2, 0.1)
-    [-3, -2, -1, 0]
-    """
-    decades = range(math.ceil(low), math.floor(high) + 1)
-    every = max(1, round(len(decades) / 6))
-    return [decade for decade in decades if decade % every == 0]

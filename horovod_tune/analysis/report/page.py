@@ -88,6 +88,7 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         front=front,
         tiles=_tiles(analysis),
         columns=_columns(analysis),
+        cell=_cell,
         failures=_failures(analysis),
         left_out=max(0, len(varying) - _PARAMETERS),
         summary=facts.run_summary(analysis),
@@ -146,7 +147,7 @@ def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
     if wall is not None:
         tiles.append(("wall time", wall, facts.moment(analysis.record.start_time or 0.0)))
     if counted:
-        tiles.append(("CPU time", facts.hours(cpu), f"{facts.hours(gpu)} of GPU" if gpu else "no GPU"))
+        tiles.append(("CPU time", facts.duration(cpu), f"{facts.duration(gpu)} of GPU" if gpu else "no GPU"))
     return tiles
 
 
@@ -167,45 +168,38 @@ def _failures(analysis: Analysis) -> list[tuple[str, list[str], str]]:
     return [(line, ids, errors[ids[0]]) for line, ids in ordered]
 
 
-# A column's name, True if it sorts by number, and for each trial the text and the sort key.
-_Column = tuple[str, bool, list[tuple[str, str]]]
+# A column's name, its values, and what formats them if it sorts by number; otherwise they are texts.
+_Column = tuple[str, Sequence[Any], Callable[[Any], str] | None]
 
 
 def _columns(analysis: Analysis) -> list[_Column]:
     """Return the columns of the table of trials."""
-
-    def column(name: str, values: Sequence[Any], shown: Callable[[Any], str] | None = None) -> _Column:
-        return name, shown is not None, [_cell(value, shown) for value in values]
-
-    trials, metric = analysis.trials, analysis.metric or ""
-    found = [
-        column("trial", [trial.trial_id for trial in trials]),
-        column("status", [trial.status.lower() for trial in trials]),
+    trials, scores, errors = (
+        analysis.trials,
+        analysis.scores if analysis.is_scored else None,
+        analysis.errors(),
+    )
+    found: list[_Column] = [
+        ("trial", [trial.trial_id for trial in trials], None),
+        ("status", [trial.status.lower() for trial in trials], None),
     ]
-    if analysis.is_scored:
-        found += [
-            column(metric, analysis.scores["last"].tolist(), _short),
-            column(f"best {metric}", analysis.scores["best"].tolist(), _short),
-            column("at iteration", analysis.scores["best_iteration"].tolist(), str),
-        ]
+    if scores is not None:
+        found.append((analysis.metric or "", scores["last"].tolist(), _short))
+        found.append((f"best {analysis.metric}", scores["best"].tolist(), _short))
+        found.append(("at iteration", scores["best_iteration"].tolist(), str))
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
-    times = trained.reindex(range(len(trials))).tolist()
-    found += [
-        column("iterations", list(map(iterations_of, trials)), str),
-        column("time", times, facts.duration),
-    ]
-    ranks = [ranks_of(trial) for trial in trials]
-    if any(ranks):
-        found.append(column("ranks", ranks, str))
+    found.append(("iterations", [iterations_of(trial) for trial in trials], str))
+    found.append(("time", trained.reindex(range(len(trials))).tolist(), facts.duration))
+    found.append(("ranks", [ranks_of(trial) for trial in trials], str))
     for one in varying_parameters(analysis):
         numeric = one.kind == "numeric" or all(type(v) in (int, float, type(None)) for v in one.values)
-        found.append(column(one.name, one.values, _short if numeric else None))
-    if errors := analysis.errors():
-        found.append(column("error", [error_line(errors.get(trial.trial_id)) for trial in trials]))
-    return found
+        found.append((one.name, one.values, _short if numeric else None))
+    found.append(("error", [error_line(errors.get(trial.trial_id)) for trial in trials], None))
+    return [column for column in found if column[0] not in ("ranks", "error") or any(column[1])]
 
 
 def _cell(value: Any, shown: Callable[[Any], str] | None) -> tuple[str, str]:
+    """Return a value as text, and the number by which it is sorted."""
     if value is None or value is pd.NA or value != value:
         return "", ""
     if shown is None:

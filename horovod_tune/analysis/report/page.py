@@ -58,8 +58,8 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
     varying = varying_parameters(analysis) if analysis.has_best else []
     scripts = [get_plotlyjs(), _asset("sort.js")]
 
-    def card(figure: Figure, **look: int) -> Markup:
-        drawn = _card(figure, len(scripts), **look)
+    def card(figure: Figure, min_width: int = 0) -> Markup:
+        drawn = _card(figure, len(scripts), min_width)
         scripts.extend(_SCRIPT.findall(drawn))
         return Markup(drawn)
 
@@ -69,11 +69,8 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
     if front is not None and len(front.metrics) == 2 and len(front.members):
         parts["trade_off"] = card(plots.pareto_front(analysis, front.metrics))
     if varying:
-        wide = {"min_width": (len(varying) + 1) * 92}
-        parts["space"] = [
-            card(plots.parallel_coordinates(analysis), **wide),
-            card(plots.importance(analysis)),
-        ]
+        parallel = card(plots.parallel_coordinates(analysis), min_width=(len(varying) + 1) * 92)
+        parts["space"] = [parallel, card(plots.importance(analysis))]
         parts["parameters"] = [card(plots.parameter(analysis, one.name)) for one in varying[:_PARAMETERS]]
     parts["schedule"] = card(plots.timeline(analysis))
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
@@ -104,10 +101,9 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _card(figure: Figure, number: int, min_width: int = 0) -> str:
+def _card(figure: Figure, number: int, min_width: int) -> str:
     """Return a figure with its title and subtitle as text of the page, which wraps on a phone."""
     title, note = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
-    height = figure.layout.height
     legend = any(trace.showlegend is not False and trace.name for trace in figure.data)
     top = 44 if legend and figure.layout.showlegend is not False and len(figure.data) > 1 else 16
     figure.update_layout(
@@ -115,7 +111,7 @@ def _card(figure: Figure, number: int, min_width: int = 0) -> str:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         margin={"l": 4, "r": 8, "t": top, "b": 4},
-        height=height - 104 + top,
+        height=figure.layout.height - 104 + top,
     )
     drawn = figure.to_html(
         full_html=False,
@@ -174,28 +170,26 @@ _Column = tuple[str, Sequence[Any], Callable[[Any], str] | None]
 
 def _columns(analysis: Analysis) -> list[_Column]:
     """Return the columns of the table of trials."""
-    trials, scores, errors = (
-        analysis.trials,
-        analysis.scores if analysis.is_scored else None,
-        analysis.errors(),
-    )
+    trials = analysis.trials
     found: list[_Column] = [
         ("trial", [trial.trial_id for trial in trials], None),
         ("status", [trial.status.lower() for trial in trials], None),
     ]
-    if scores is not None:
-        found.append((analysis.metric or "", scores["last"].tolist(), _short))
-        found.append((f"best {analysis.metric}", scores["best"].tolist(), _short))
-        found.append(("at iteration", scores["best_iteration"].tolist(), str))
+    if analysis.is_scored:
+        found.append((analysis.metric or "", analysis.scores["last"].tolist(), _short))
+        found.append((f"best {analysis.metric}", analysis.scores["best"].tolist(), _short))
+        found.append(("at iteration", analysis.scores["best_iteration"].tolist(), str))
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
     found.append(("iterations", [iterations_of(trial) for trial in trials], str))
     found.append(("time", trained.reindex(range(len(trials))).tolist(), facts.duration))
-    found.append(("ranks", [ranks_of(trial) for trial in trials], str))
+    if any(ranks := [ranks_of(trial) for trial in trials]):
+        found.append(("ranks", ranks, str))
     for one in varying_parameters(analysis):
         numeric = one.kind == "numeric" or all(type(v) in (int, float, type(None)) for v in one.values)
         found.append((one.name, one.values, _short if numeric else None))
-    found.append(("error", [error_line(errors.get(trial.trial_id)) for trial in trials], None))
-    return [column for column in found if column[0] not in ("ranks", "error") or any(column[1])]
+    if errors := analysis.errors():
+        found.append(("error", [error_line(errors.get(trial.trial_id)) for trial in trials], None))
+    return found
 
 
 def _cell(value: Any, shown: Callable[[Any], str] | None) -> tuple[str, str]:

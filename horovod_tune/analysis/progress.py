@@ -14,7 +14,7 @@ from typing import Any, SupportsFloat
 from ray.tune import Callback
 
 from horovod_tune.analysis.experiment_metadata import write_metadata
-from horovod_tune.analysis.last_screen import last_screen, running_search_metadata
+from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.printable import one_line, printable, sparkline
 from horovod_tune.analysis.report.run_summary import duration
 from horovod_tune.analysis.scoring import check_metric, is_better, nested_value, value_of
@@ -105,7 +105,7 @@ class Progress:
         known.goal = goal if isinstance(goal, (int, float)) else None
         # `evaluated_params` has placeholders for objects, and not what PopulationBasedTraining changes.
         values = {name: nested_value(trial.config, name) for name in trial.evaluated_params}
-        values = {name: trial.evaluated_params[name] if v is None else v for name, v in values.items()}
+        values = trial.evaluated_params | {name: v for name, v in values.items() if v is not None}
         known.settings = " ".join(f"{name}={text_of(value)}" for name, value in values.items())
         known.state, known.reports, known.ended = "running", [], None
         return known
@@ -117,8 +117,8 @@ class Progress:
             return
         known = self.started(trial, now)
         self.reported(trial.trial_id, result, now)
-        best = value_of(trial.metric_analysis.get(self.metric) or {}, self.mode or "min")
-        self._is_best(trial.trial_id, best)
+        best = trial.metric_analysis.get(self.metric) or {}
+        self._is_best(trial.trial_id, value_of(best, self.mode or "min"))
         known.stop(_STATES.get(trial.status, "waiting"), now)
         known.began = now - (value_of(result, "time_total_s") or 0.0)
 
@@ -219,16 +219,11 @@ def live_view(stream: Any) -> View:
     live = Live(console=console, auto_refresh=False, transient=True)
     live.start()
     atexit.register(live.stop)  # an error must not leave the cursor hidden
-
-    def stop() -> None:
-        live.stop()
-        atexit.unregister(live.stop)
-
     return View(
         lambda line: console.print(line, markup=False),
         redraw=lambda table: live.update(table, refresh=True),
         rows=max(1, min(_ROWS, console.height - 5)),
-        stop=stop,
+        stop=live.stop,
     )
 
 
@@ -316,8 +311,7 @@ class ProgressCallback(Callback):
         self, *args: Any, total_num_samples: Any = None, time_budget_s: Any = None, **info: Any
     ) -> None:
         total = total_num_samples if isinstance(total_num_samples, int) else 0
-        budget = time_budget_s
-        budget = budget.total_seconds() if hasattr(budget, "total_seconds") else budget
+        budget = getattr(time_budget_s, "total_seconds", lambda: time_budget_s)()
         self._progress = Progress(
             self._progress.metric,
             self._progress.mode,
@@ -389,8 +383,7 @@ class ProgressCallback(Callback):
         view.stop()
         view.write(one_line(f"search ended: {self._progress.summary(time.time())}"))
         if trials:
-            metadata = running_search_metadata(trials[0].storage.experiment_driver_staging_path)
-            text = last_screen(trials, self._progress, metadata)
+            text = last_screen(trials, self._progress)
             print(printable(text), file=self._stream or sys.stdout, flush=True)
 
     def _stop(self, trial_id: str, state: str) -> None:

@@ -114,19 +114,13 @@ def progress_axis(against: str, end: float) -> tuple[dict[str, Any], float]:
 
 def parameter_axis(parameter: Parameter) -> dict[str, Any]:
     """Return a hyperparameter's axis: logarithmic if its range is, with names if it is a choice."""
-    axis: dict[str, Any] = {"title": {"text": label(parameter.name)}}
     low, high = parameter.limits()
+    pad = 0.0 if parameter.kind == "category" else 0.03 * (high - low)
+    axis = {"title": {"text": label(parameter.name)}, "range": [low - pad, high + pad]}
     if parameter.kind == "category":
-        texts = parameter.categories
-        every = max(1, len(texts) // 20)
-        return axis | {
-            "tickvals": list(range(0, len(texts), every)),
-            "ticktext": [label(text, 14) for text in texts[::every]],
-            "range": [low, high],
-            "zeroline": False,
-        }
-    pad = 0.03 * (high - low)
-    axis |= {"range": [low - pad, high + pad]}
+        every = max(1, len(parameter.categories) // 20)
+        texts = [label(text, 14) for text in parameter.categories[::every]]
+        return axis | {"tickvals": list(range(0, len(parameter.categories), every)), "ticktext": texts}
     if parameter.log:
         # If the axis spans little more than a decade, Plotly 6 draws some whole decades at y = -Infinity.
         return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 2 else None}

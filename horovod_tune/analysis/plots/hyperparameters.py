@@ -1,4 +1,4 @@
-"""Plots of the metric against hyperparameters, and of their importances."""
+"""Plots of the metric against hyperparameters, of whole configurations, and of importances."""
 
 from __future__ import annotations
 
@@ -79,6 +79,71 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
         star = {"symbol": "star", "color": style.BEST, "size": 14}
         drawn.append(look | {"x": [xs[best]], "y": [values[best]], "text": [texts[best]], "marker": star})
     return drawn, style.parameter_axis(one), y_axis, outside
+
+
+def parallel_coordinates(analysis: Analysis) -> Figure:
+    """Draw each trial as a line through the hyperparameters that vary, ending at its metric.
+
+    The trials are in four groups by their rank. A click on a group in the legend hides it, a double click
+    hides the others. The lines are ordinary traces, because Plotly's own parallel coordinates need WebGL
+    and `eval`, which the report's content security policy forbids.
+    """
+    metric, mode = analysis.require_metric()
+    found = varying_parameters(analysis)
+    values = analysis.values
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known) or not found:
+        empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
+        return style.figure("Parallel coordinates", empty=empty)
+    y_axis, outside = style.metric_axis(values[known], mode, metric)
+    # The metric is one more axis.
+    axes = [*found, Parameter(metric, "numeric", tuple(np.clip(values, *y_axis["range"])))]
+    heights = np.column_stack([_heights(axis) for axis in axes])
+    texts = style.hover_texts(analysis)
+    made = style.figure(
+        "Parallel coordinates", style.joined(f"{len(known):,} trials", "orange: the best", outside)
+    )
+    groups = style.by_rank([trial for trial in analysis.ranked if np.isfinite(values[trial])], reach=100)
+    groups += [("best", style.BEST, [analysis.best_number])] if analysis.has_best else []
+    for name, colour, trials in groups:
+        lines = [np.column_stack([np.arange(len(axes)), heights[trial]]) for trial in trials]
+        look = {"color": colour, "width": 3 if name == "best" else 1.3}
+        made.add_scatter(
+            **style.together(lines, texts[trials], "%{text}"), name=name, mode="lines", line=look
+        )
+    for place, axis in enumerate(axes):
+        made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
+        for height, text in _ticks(axis):
+            look = {"bgcolor": "rgba(255,255,255,0.75)", "font_size": 11, "borderpad": 1, "xanchor": "left"}
+            made.add_annotation(x=place, y=height, text=style.label(text, 14), showarrow=False, **look)
+    names = [style.label(axis.name, 18) for axis in axes]
+    x_axis = {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "ticks": ""}
+    return made.update_layout(
+        xaxis=x_axis | {"range": [-0.15, len(found) + 0.45]},
+        yaxis={"visible": False, "range": [-0.04, 1.04]},
+        legend_traceorder="reversed",
+    )
+
+
+def _heights(one: Parameter) -> np.ndarray:
+    low, high = one.limits()
+    positions = style.on_axis(one) if one.kind == "category" else one.positions
+    return (positions - low) / (high - low)
+
+
+def _ticks(one: Parameter) -> list[tuple[float, str]]:
+    """Return heights and texts of an axis's marks: choices, decades, or both ends and the middle."""
+    low, high = one.limits()
+    if one.kind == "category":
+        every = max(1, math.ceil(len(one.categories) / 12))
+        marks = list(enumerate(one.categories))[::every]
+    elif one.log and math.floor(high) > math.ceil(low):
+        decades = range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 6)))
+        marks = [(decade, f"{10.0**decade:g}") for decade in decades]
+    else:
+        values = {mark: 10.0**mark if one.log else mark for mark in (low, (low + high) / 2, high)}
+        marks = [(m, str(round(v)) if one.integer else f"{v:.3g}") for m, v in values.items()]
+    return [((mark - low) / (high - low), text) for mark, text in marks]
 
 
 def importance(analysis: Analysis) -> Figure:

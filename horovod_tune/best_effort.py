@@ -17,12 +17,10 @@ _Class = TypeVar("_Class", bound=type)
 
 
 @contextmanager
-def best_effort(what: str, *, deliberate: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Log an exception in the block as one warning that names `what`; re-raise `deliberate` exceptions."""
+def best_effort(what: str) -> Iterator[None]:
+    """Log an exception in the block as one warning that names `what`."""
     try:
         yield
-    except deliberate:
-        raise
     except Exception as error:  # any that a screen or a file can raise: the search is worth more
         logger.warning(
             "%s failed (%s: %s); the search continues without it", what, type(error).__name__, error
@@ -37,29 +35,25 @@ def best_effort_callback(what: str, *deliberate: type[Exception]) -> Callable[[_
     or print a summary. `deliberate` exceptions, which mean that the search cannot run, are re-raised.
     """
 
+    def guarded(hook: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(hook)
+        def call(self: Any, *args: Any, **keywords: Any) -> None:
+            try:
+                hook(self, *args, **keywords)
+            except deliberate:
+                raise
+            except Exception:  # as in best_effort, once per object
+                if not self.__dict__.get("_warned_of_failure"):
+                    self._warned_of_failure = True
+                    with best_effort(what):
+                        raise
+
+        return call
+
     def decorate(cls: _Class) -> _Class:
         for name, hook in list(vars(cls).items()):
             if name == "setup" or name.startswith("on_"):
-                setattr(cls, name, _guarded(hook, what, deliberate))
+                setattr(cls, name, guarded(hook))
         return cls
 
     return decorate
-
-
-def _guarded(
-    hook: Callable[..., None], what: str, deliberate: tuple[type[Exception], ...]
-) -> Callable[..., None]:
-    @functools.wraps(hook)
-    def call(self: Any, *args: Any, **keywords: Any) -> None:
-        try:
-            hook(self, *args, **keywords)
-        except deliberate:
-            raise
-        except Exception:  # as in best_effort, once per object
-            if self.__dict__.get("_warned_of_failure"):
-                return
-            self._warned_of_failure = True
-            with best_effort(what):
-                raise
-
-    return call

@@ -78,13 +78,12 @@ def _refuse_broken_results(path: str, files: FileSystem, *, has_tuner: bool) -> 
     """Raise ValueError if ``path`` holds a search that Ray cannot continue, but would start again."""
     from pyarrow import fs
 
-    names = [each.base_name for each in files.get_file_info(fs.FileSelector(path, allow_not_found=True))]
-    found = max((name for name in names if name.startswith("experiment_state-")), default="")
-    states = sum(name.startswith("experiment_state-") for name in names)
-    if not states:
-        results = [f"{name}/result.json" for name in sorted(names)]
-        infos = files.get_file_info([f"{path}/{each}" for each in results])
-        found = next((each for each, info in zip(results, infos, strict=True) if info.size), "")
+    infos = files.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    names = sorted(info.base_name for info in infos)
+    states = [name for name in names if name.startswith("experiment_state-")]
+    results = [] if states else [f"{name}/result.json" for name in names]
+    sizes = [info.size for info in files.get_file_info([f"{path}/{result}" for result in results])]
+    found = states[-1:] or [result for result, size in zip(results, sizes, strict=True) if size]
     if not found:
         return
     why = "the file tuner.pkl is missing. Put it back"
@@ -92,13 +91,13 @@ def _refuse_broken_results(path: str, files: FileSystem, *, has_tuner: bool) -> 
         why = "no file experiment_state-*.json is left. Put one back"
     elif has_tuner:
         try:
-            with files.open_input_stream(f"{path}/{found}") as stream:
+            with files.open_input_stream(f"{path}/{found[0]}") as stream:
                 json.loads(stream.read())
             return
         except ValueError as error:  # its copy was cut: the driver was killed, or the disk full
-            cure = "Delete it to continue from an earlier one of its kind" if states > 1 else "Restore it"
+            cure = "Delete it to continue from an earlier one of its kind" if states[1:] else "Restore it"
             why = f"that file is damaged ({error}). {cure}"
     raise ValueError(
-        f"{path} holds a search ({found}) that cannot be continued: {why}, or set another run_config.name "
+        f"{path} holds a search ({found[0]}) that cannot be continued: {why}, or set another run_config.name "
         "to start a new search."
     )

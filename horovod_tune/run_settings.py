@@ -44,17 +44,13 @@ class SilentTrials(Callback):
         self._warned = False
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if not self._warned and not _has_reported(trial):
+        if not self._warned and TRAINING_ITERATION not in (trial.last_result or {}):
             self._warned = True
             logger.warning(
                 "Trial %s ended without a report: rank 0 never called report() and returned no metrics, so "
                 "Tune has no result for it. Call horovod_tune.report(...) in the training function.",
                 trial,
             )
-
-
-def _has_reported(trial: Any) -> bool:
-    return TRAINING_ITERATION in (trial.last_result or {})
 
 
 @best_effort_callback("writing the metadata of the experiment")
@@ -128,10 +124,7 @@ def settings_for(
             if isinstance(error.__context__, MetricNotReported):  # Tune puts its traceback in a TuneError
                 raise error.__context__.with_traceback(None) from None
             cure = "Make it inside the training function, from plain values in config."
-            unfit = isinstance(config, dict) and unpicklable(
-                "config", config, cloudpickle.dumps, cure, "config"
-            )
-            if unfit:
+            if unfit := unpicklable("config", config or {}, cloudpickle.dumps, cure, "config"):
                 raise unfit from error
             raise
 
@@ -191,7 +184,11 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: boo
     if quiet:
         changed["verbose"] = 0
         with best_effort("showing the progress"):
-            callbacks += _progress(callbacks, metric, mode)
+            from horovod_tune.analysis.progress import ProgressCallback
+
+            known = metric is not None and mode in ("min", "max")  # Tune rejects other modes itself
+            if not any(isinstance(each, ProgressCallback) for each in callbacks):
+                callbacks.append(ProgressCallback(metric, mode) if known else ProgressCallback())
     return changed
 
 
@@ -224,13 +221,3 @@ def search_metadata(
         "scheduler": ray_compat.describe_scheduler(scheduler),
         **space_metadata({**(config or {}), **(space if isinstance(space, dict) else {})}),
     }
-
-
-def _progress(callbacks: list[Callback], metric: str | None, mode: str | None) -> list[Callback]:
-    """Return the progress callback in a list, which is empty if the user passed one."""
-    from horovod_tune.analysis.progress import ProgressCallback
-
-    if any(isinstance(each, ProgressCallback) for each in callbacks):
-        return []
-    known = metric is not None and mode in ("min", "max")  # Tune rejects other modes itself
-    return [ProgressCallback(metric if known else None, mode if known else None)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,26 +24,21 @@ if TYPE_CHECKING:
 _FAILURES = 5
 
 
-def running_search_metadata(state_folder: str) -> dict[str, Any]:
-    """Return the limits and metrics that `BayesOptSearch` has saved in a folder of the driver."""
-    states = sorted(Path(state_folder).glob("searcher-state-*"), reverse=True)
-    try:
-        return searcher_metadata(states[0].read_bytes()) if states else {}
-    except (OSError, ValueError):  # `analyze` reports the problem
-        return {}
-
-
-def last_screen(trials: Sequence[Any], progress: Progress, metadata: Mapping[str, Any] | None = None) -> str:
+def last_screen(trials: Sequence[Any], progress: Progress) -> str:
     """Return the text that is printed when a search has ended.
 
-    The best trial is the one that `results.best_config` and `analyze` select, by last reported values.
+    The best trial is the one that `results.best_config` and `analyze` select, by last reported values: within
+    the limits of `BayesOptSearch`, or on the Pareto front of its metrics.
 
     Args:
         trials: all of Tune's trials, including those that had ended before the search was resumed.
         progress: the metric, the mode, and the best value of any report.
-        metadata: the `limits` that the best result must meet, and `front`, the modes of several metrics.
     """
-    limits, front = (metadata or {}).get("limits", ()), (metadata or {}).get("front")
+    metadata = {}
+    states = sorted(Path(trials[0].storage.experiment_driver_staging_path).glob("searcher-state-*"))
+    with suppress(OSError, ValueError):  # `analyze` reports the problem
+        metadata = searcher_metadata(states[-1].read_bytes()) if states else {}
+    limits, front = metadata.get("limits", ()), metadata.get("front")
     filesystem = trials[0].storage.storage_filesystem
     folder = shown_place(filesystem, str(trials[0].storage.experiment_fs_path))
     keeping = [trial for trial in trials if kept([_last_known(trial)], limits)[0]]
@@ -69,8 +65,7 @@ def _last_known(trial: Any) -> dict[str, Any]:
 
 
 def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str) -> list[tuple[str, str]]:
-    rows = map(_last_known, trials)
-    values = [[value_of(row, name) for name in modes] for row in rows]
+    values = [[value_of(_last_known(trial), name) for name in modes] for trial in trials]
     array = np.array(values, dtype=float).reshape(len(values), len(modes))
     number = int(non_dominated(array, list(modes.values())).sum())
     text = f"{number} of {among} trials are on the Pareto front of {' and '.join(modes)}{within}"

@@ -14,7 +14,7 @@ from typing import Any, SupportsFloat
 from ray.tune import Callback
 
 from horovod_tune.analysis.experiment_metadata import write_metadata
-from horovod_tune.analysis.last_screen import last_screen, running_search_metadata
+from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.printable import one_line, printable, sparkline
 from horovod_tune.analysis.report.run_summary import duration
 from horovod_tune.analysis.scoring import check_metric, is_better, nested_value, value_of
@@ -36,7 +36,7 @@ class TrialProgress:
     trial_id: str
     began: float
     goal: float | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+    settings: str = ""  # the sampled values: "lr=0.01 width=64"
     state: str = "running"
     iteration: int = 0
     ranks: Any = None
@@ -44,6 +44,10 @@ class TrialProgress:
     ended: float | None = None
     # Iteration and time of each report since the trial was last started.
     reports: list[tuple[int, float]] = field(default_factory=list)
+
+    def stop(self, state: str, now: float) -> None:
+        """Record that the trial is "done", "failed", "paused", "restarting", or "waiting" to be continued."""
+        self.state, self.ended = state, now if state in ("done", "failed") else None
 
     def left_s(self, now: float) -> float | None:
         """Return the estimated seconds until the trial reaches its goal; None if unknown."""
@@ -73,24 +77,8 @@ class TrialProgress:
             f"{self.values[-1]:.5g}" if self.values else "",
             sparkline(self.values, 16),
             f"{duration(left)} left" if left is not None else duration(now - self.began),
-            one_line(settings(self.config)),
+            one_line(self.settings),
         ]
-
-
-def _goal(trial: Any) -> Any:
-    """Return the iteration at which Tune stops a trial, if one was given."""
-    return (trial.stopping_criterion or {}).get("training_iteration")
-
-
-def _parameters(trial: Any) -> dict[str, Any]:
-    """Return a trial's sampled values; `evaluated_params` itself has placeholders for objects."""
-    values = {name: nested_value(trial.config, name) for name in trial.evaluated_params}
-    return {name: trial.evaluated_params[name] if value is None else value for name, value in values.items()}
-
-
-def settings(config: dict[str, Any]) -> str:
-    """Return a configuration's sampled values in one line: `lr=0.01 width=64`."""
-    return " ".join(f"{name}={text_of(value)}" for name, value in config.items())
 
 
 @dataclass
@@ -106,51 +94,49 @@ class Progress:
     best_trial: str | None = None
     best_value: float = math.nan
 
-    def started(self, trial_id: str, now: float, goal: Any = None, config: Any = None) -> TrialProgress:
-        """Record the start of a new, paused or restarted trial."""
-        trial = self.trials.get(trial_id)
-        if trial is None:
-            goal = goal if isinstance(goal, (int, float)) else None
-            trial = self.trials[trial_id] = TrialProgress(trial_id, now, goal)
-        trial.config = dict(config or trial.config)  # PopulationBasedTraining changes it
-        trial.state, trial.reports, trial.ended = "running", [], None
-        return trial
+    def trial(self, trial_id: str, now: float) -> TrialProgress:
+        """Return a trial, which begins now if it is new."""
+        return self.trials.setdefault(trial_id, TrialProgress(trial_id, now))
+
+    def started(self, trial: Any, now: float) -> TrialProgress:
+        """Record the start of one of Tune's trials, which may be new, paused or restarted."""
+        known = self.trial(trial.trial_id, now)
+        goal = (trial.stopping_criterion or {}).get("training_iteration")
+        known.goal = goal if isinstance(goal, (int, float)) else None
+        # `evaluated_params` has placeholders for objects, and not what PopulationBasedTraining changes.
+        values = {name: nested_value(trial.config, name) for name in trial.evaluated_params}
+        values = trial.evaluated_params | {name: v for name, v in values.items() if v is not None}
+        known.settings = " ".join(f"{name}={text_of(value)}" for name, value in values.items())
+        known.state, known.reports, known.ended = "running", [], None
+        return known
 
     def restored(self, trial: Any, now: float) -> None:
         """Record one of Tune's trials if it has reports from an earlier session."""
         result = trial.last_result or {}
         if trial.trial_id in self.trials or "training_iteration" not in result:
             return
-        known = self.started(trial.trial_id, now, _goal(trial), _parameters(trial))
+        known = self.started(trial, now)
         self.reported(trial.trial_id, result, now)
-        mode = self.mode or "min"
-        best = value_of(trial.metric_analysis.get(self.metric) or {}, mode)
-        if best is not None and is_better(best, self.best_value, mode):
-            self.best_value, self.best_trial = best, trial.trial_id
-        known.state = _STATES.get(trial.status, "waiting")
+        best = trial.metric_analysis.get(self.metric) or {}
+        self._is_best(trial.trial_id, value_of(best, self.mode or "min"))
+        known.stop(_STATES.get(trial.status, "waiting"), now)
         known.began = now - (value_of(result, "time_total_s") or 0.0)
-        known.ended = now if known.state in ("done", "failed") else None
 
     def reported(self, trial_id: str, result: dict[str, Any], now: float) -> bool:
         """Record a report; return True if it has the best value so far."""
-        trial = self.trials.get(trial_id) or self.started(trial_id, now)
+        trial = self.trial(trial_id, now)
         iteration = result.get("training_iteration")
         trial.iteration = iteration if isinstance(iteration, int) else trial.iteration + 1
         trial.reports.append((trial.iteration, now))
         value = value_of(result, self.metric) if self.metric is not None else None
-        if value is None or self.mode is None:
-            return False
-        trial.values.append(value)
-        if not is_better(value, self.best_value, self.mode):
+        trial.values += [] if value is None else [value]
+        return self._is_best(trial_id, value)
+
+    def _is_best(self, trial_id: str, value: float | None) -> bool:
+        if value is None or self.mode is None or not is_better(value, self.best_value, self.mode):
             return False
         self.best_value, self.best_trial = value, trial_id
         return True
-
-    def ended(self, trial_id: str, state: str, now: float) -> None:
-        """Record that a trial is "done", "failed", "restarting" or "paused"."""
-        if trial_id in self.trials:
-            trial = self.trials[trial_id]
-            trial.state, trial.ended = state, now if state in ("done", "failed") else None
 
     def count(self, *states: str) -> int:
         return sum(trial.state in states for trial in self.trials.values())
@@ -164,16 +150,16 @@ class Progress:
         ended = [trial.ended - trial.began for trial in self.trials.values() if trial.ended is not None]
         running = [trial for trial in self.trials.values() if trial.state == "running"]
         left = [trial.left_s(now) for trial in running]
-        estimate = math.inf if self.budget_s is None else max(0.0, self.began + self.budget_s - now)
+        bounds = [] if self.budget_s is None else [max(0.0, self.began + self.budget_s - now)]
         if self.total is not None and ended:
             mean = sum(ended) / len(ended)
             work = (max(0, self.total - len(self.trials)) + self.count("restarting", "waiting")) * mean
             for trial, own in zip(running, left, strict=True):
                 work += max(0.0, mean - (now - trial.began)) if own is None else own
-            estimate = min(estimate, work / max(1, len(running)))
+            bounds.append(work / max(1, len(running)))
         elif self.total is not None and len(self.trials) >= self.total and left and None not in left:
-            estimate = min(estimate, max(own for own in left if own is not None))
-        return None if math.isinf(estimate) else estimate
+            bounds.append(max(own for own in left if own is not None))
+        return min(bounds, default=None)
 
     def summary(self, now: float) -> str:
         """Return the search in one line.
@@ -191,81 +177,35 @@ class Progress:
             parts.append(f"best {self.metric} {self.best_value:.6g} ({self.best_trial})")
         return " · ".join(parts)
 
-
-class View:
-    """Prints lines about trials or, with `redraw`, a table and lines only on failures and resized trials.
-
-    `every_s` is the shortest time between two lines about a trial's progress, in seconds. `redraw` is called
-    at most twice a second, with a rich table of at most `rows` trials; `stop` is called when the search ends.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        every_s: float = 0.0,
-        redraw: Callable[[Any], None] | None = None,
-        rows: int = _ROWS,
-        stop: Callable[[], None] | None = None,
-    ):
-        self._write, self._every_s, self._redraw, self._rows, self._stop = write, every_s, redraw, rows, stop
-        self._shown: dict[str, float] = {}  # when each trial, or another line, was last shown
-
-    def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
-        pause_s = min(_PAUSE_S, self._every_s)
-        if self._redraw is not None:
-            self.tick(progress, now)
-            if event != "failed" and not event.startswith("continues"):
-                return
-        if event == "better" and not self._is_due("better", now, pause_s):
-            event = "reported"
-        if event == "reported" and not self._is_due(trial.trial_id, now, self._every_s):
-            return
-        line = trial.text(progress.metric, now) + (" · best so far" if event == "better" else "")
-        if event == "started":
-            line = f"{trial.trial_id} started  {settings(trial.config)}".rstrip()
-        elif event == "resumed":
-            line = f"{trial.trial_id} continues after iteration {trial.iteration}"
-        elif event.startswith("continues"):
-            line = f"{trial.trial_id} {event}"
-        self._write(one_line(line))
-        self._shown[trial.trial_id] = now
-        if self._redraw is None and event in ("done", "failed") and self._is_due("summary", now, pause_s):
-            self._write(one_line(progress.summary(now)))
-
-    def _is_due(self, what: str, now: float, every_s: float) -> bool:
-        if now - self._shown.get(what, -math.inf) < every_s:
-            return False
-        self._shown[what] = now
-        return True
-
-    def tick(self, progress: Progress, now: float) -> None:
-        if self._redraw is not None and self._is_due("table", now, _REDRAWN_S):
-            self._redraw(self._table(progress, now))
-
-    def close(self, progress: Progress, now: float) -> None:
-        if self._stop is not None:
-            self._stop()
-        self._write(one_line(f"search ended: {progress.summary(now)}"))
-
-    def _table(self, progress: Progress, now: float) -> Any:
+    def table(self, rows: int, now: float) -> Any:
+        """Return at most `rows` running trials and the summary, for rich to print."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, show_header=False)
-        running = [trial for trial in progress.trials.values() if trial.state in ("running", "restarting")]
-        for trial in running[-self._rows :]:
+        running = [trial for trial in self.trials.values() if trial.state in ("running", "restarting")]
+        for trial in running[-rows:]:
             cells = [Text(cell, style=style) for cell, style in zip(trial.cells(now), _STYLES, strict=True)]
-            cells[0].style = "bold" if trial.trial_id == progress.best_trial else ""
+            cells[0].style = "bold" if trial.trial_id == self.best_trial else ""
             cells[-1].overflow, cells[-1].no_wrap = "ellipsis", True
             table.add_row(*cells)
-        more = len(running) - self._rows
+        more = len(running) - rows
         below = [Text(f"and {more} more running", style="dim")] if more > 0 else []
-        return Group(table, *below, Text(one_line(progress.summary(now)), style="bold"))
+        return Group(table, *below, Text(one_line(self.summary(now)), style="bold"))
 
 
-def plain_view(stream: Any, every_s: float) -> View:
-    return View(lambda line: print(line, file=stream, flush=True), every_s)
+@dataclass
+class View:
+    """Where progress is shown: as lines or, with `redraw`, as a table of at most `rows` trials.
+
+    `stop` is called when the search ends.
+    """
+
+    write: Callable[[str], None]
+    redraw: Callable[[Any], None] | None = None
+    rows: int = _ROWS
+    stop: Callable[[], None] = lambda: None
 
 
 def live_view(stream: Any) -> View:
@@ -279,16 +219,11 @@ def live_view(stream: Any) -> View:
     live = Live(console=console, auto_refresh=False, transient=True)
     live.start()
     atexit.register(live.stop)  # an error must not leave the cursor hidden
-
-    def stop() -> None:
-        live.stop()
-        atexit.unregister(live.stop)
-
     return View(
         lambda line: console.print(line, markup=False),
         redraw=lambda table: live.update(table, refresh=True),
         rows=max(1, min(_ROWS, console.height - 5)),
-        stop=stop,
+        stop=live.stop,
     )
 
 
@@ -306,7 +241,7 @@ def notebook_view() -> View:
     )
 
 
-def _view(stream: Any, live: bool | None, every_s: float) -> View:
+def _view(stream: Any, live: bool | None) -> View:
     if live is None and importlib.util.find_spec("rich") is None:
         live = False
     # A notebook's kernel has IPython loaded; no other process should load it to find out.
@@ -316,7 +251,7 @@ def _view(stream: Any, live: bool | None, every_s: float) -> View:
         return notebook_view()
     stream = stream or sys.stdout
     live = live if live is not None else bool(getattr(stream, "isatty", lambda: False)())
-    return live_view(stream) if live else plain_view(stream, every_s)
+    return live_view(stream) if live else View(lambda line: print(line, file=stream, flush=True))
 
 
 @best_effort_callback("showing the progress")
@@ -362,10 +297,10 @@ class ProgressCallback(Callback):
             raise ValueError(f"live must be True, False or None, got {live!r}")
         if stream is not None and not hasattr(stream, "write"):
             raise ValueError(f"stream must be an open file, got {stream!r}")
-        self._metric, self._mode = metric, mode
         self._every_s, self._live, self._stream = every_s, live, stream
-        self._progress = Progress(metric=metric, mode=mode)
+        self._progress = Progress(metric, mode)
         self._view: View | None = None
+        self._shown: dict[str, float] = {}  # when each trial, or something else, was last shown
         self._metadata_written = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -376,16 +311,15 @@ class ProgressCallback(Callback):
         self, *args: Any, total_num_samples: Any = None, time_budget_s: Any = None, **info: Any
     ) -> None:
         total = total_num_samples if isinstance(total_num_samples, int) else 0
-        budget = time_budget_s
-        budget = budget.total_seconds() if hasattr(budget, "total_seconds") else budget
+        budget = getattr(time_budget_s, "total_seconds", lambda: time_budget_s)()
         self._progress = Progress(
-            metric=self._metric,
-            mode=self._mode,
+            self._progress.metric,
+            self._progress.mode,
             total=total if 0 < total < 2**31 else None,
             budget_s=budget if isinstance(budget, (int, float)) and math.isfinite(budget) else None,
             began=time.time(),
         )
-        self._view = _view(self._stream, self._live, self._every_s)
+        self._view = _view(self._stream, self._live)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         for trial in trials:
@@ -394,40 +328,49 @@ class ProgressCallback(Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if not self._metadata_written:
             self._metadata_written = True
-            write_metadata(trial, {"metric": self._metric, "mode": self._mode})
-        state = getattr(self._progress.trials.get(trial.trial_id), "state", "")
+            write_metadata(trial, {"metric": self._progress.metric, "mode": self._progress.mode})
+        before = self._progress.trial(trial.trial_id, time.time()).state
         # A restored or retried trial without a checkpoint begins again.
-        again = state in ("waiting", "restarting")
-        resumed = state == "paused" or (again and trial.checkpoint is not None)
-        self._progress.started(trial.trial_id, time.time(), _goal(trial), _parameters(trial))
-        self._show("resumed" if resumed else "started", trial.trial_id)
+        again = before in ("waiting", "restarting") and trial.checkpoint is not None
+        known = self._progress.started(trial, time.time())
+        what = f"started  {known.settings}"
+        if before == "paused" or again:
+            what = f"continues after iteration {known.iteration}"
+        self._write(known.trial_id, f"{known.trial_id} {what}".rstrip())
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        better = self._progress.reported(trial.trial_id, result, time.time())
+        now = time.time()
+        better = self._progress.reported(trial.trial_id, result, now)
         known, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
         before, known.ranks = known.ranks, ranks
         if before not in (None, ranks) and ranks is not None:
             noun = "rank" if ranks == 1 else "ranks"
-            self._show(f"continues with {ranks} {noun} (before: {before})", trial.trial_id)
-        self._show("better" if better else "reported", trial.trial_id)
+            change = f"continues with {ranks} {noun} (before: {before})"
+            self._write(known.trial_id, f"{known.trial_id} {change}", always=True)
+        text = known.text(self._progress.metric, now)
+        if better and self._is_due("better", min(_PAUSE_S, self._every_s)):
+            self._write(known.trial_id, f"{text} · best so far")
+        elif self._is_due(known.trial_id, self._every_s):
+            self._write(known.trial_id, text)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._end(trial.trial_id, "done")
+        self._stop(trial.trial_id, "done")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._end(trial.trial_id, "failed")
+        self._stop(trial.trial_id, "failed")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._end(trial.trial_id, "restarting")
+        self._stop(trial.trial_id, "restarting")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         for trial in trials:  # Tune calls no hook when a trial is paused
             if trial.status == "PAUSED":
-                self._progress.ended(trial.trial_id, "paused", time.time())
-        if self._view is not None:
-            self._view.tick(self._progress, time.time())
+                self._progress.trial(trial.trial_id, time.time()).stop("paused", time.time())
+        view = self._view
+        if view is not None and view.redraw is not None and self._is_due("table", _REDRAWN_S):
+            view.redraw(self._progress.table(view.rows, time.time()))
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         view, self._view = self._view, None
@@ -437,16 +380,29 @@ class ProgressCallback(Callback):
             return
         for trial in trials:  # if nothing was left to do, Tune has taken no step
             self._progress.restored(trial, time.time())
-        view.close(self._progress, time.time())
+        view.stop()
+        view.write(one_line(f"search ended: {self._progress.summary(time.time())}"))
         if trials:
-            metadata = running_search_metadata(trials[0].storage.experiment_driver_staging_path)
-            text = last_screen(trials, self._progress, metadata)
+            text = last_screen(trials, self._progress)
             print(printable(text), file=self._stream or sys.stdout, flush=True)
 
-    def _end(self, trial_id: str, state: str) -> None:
-        self._progress.ended(trial_id, state, time.time())
-        self._show(state, trial_id)
+    def _stop(self, trial_id: str, state: str) -> None:
+        now = time.time()
+        trial = self._progress.trial(trial_id, now)
+        trial.stop(state, now)
+        self._write(trial_id, trial.text(self._progress.metric, now), always=state == "failed")
+        if state in ("done", "failed") and self._is_due("summary", min(_PAUSE_S, self._every_s)):
+            self._write("summary", self._progress.summary(now))
 
-    def _show(self, event: str, trial_id: str) -> None:
-        if self._view is not None and trial_id in self._progress.trials:
-            self._view.show(event, self._progress.trials[trial_id], self._progress, time.time())
+    def _write(self, about: str, line: str, *, always: bool = False) -> None:
+        """Write a line about a trial or the search; if there is a live table, only one that must be seen."""
+        if self._view is not None and (always or self._view.redraw is None):
+            self._view.write(one_line(line))
+            self._shown[about] = time.time()
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = time.time()
+        if now - self._shown.get(what, -math.inf) < every_s:
+            return False
+        self._shown[what] = now
+        return True

@@ -20,11 +20,10 @@ from horovod_tune.analysis.printable import one_line, printable, python_text, sp
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.report.run_summary import (
     comparison_text,
-    duration,
     run_summary,
     state_text,
     trials_text,
-    wall_time_s,
+    wall_text,
 )
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import error_line
@@ -72,10 +71,8 @@ def _safe(text: str, style: str = "") -> Text:
 
 
 def _head(analysis: Analysis) -> RenderableType:
-    wall = wall_time_s(analysis)
-    took = "" if wall is None else f" · {duration(wall)}"
-    facts = _safe(f"  {state_text(analysis)} · {trials_text(analysis)}{took}")
-    return Text().append(_safe(analysis.name, "bold")).append(facts)
+    known = (state_text(analysis), trials_text(analysis), wall_text(analysis))
+    return Text().append(_safe(analysis.name, "bold")).append(_safe("  " + " · ".join(filter(None, known))))
 
 
 def _best(analysis: Analysis) -> list[RenderableType]:

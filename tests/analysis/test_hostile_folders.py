@@ -9,6 +9,7 @@ import random
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_experiments import edit_state, made_experiment, written
@@ -17,7 +18,7 @@ from mutations import damage
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.export import escape_formula, write_csv, write_parquet
 from horovod_tune.analysis.printable import one_line, printable
-from horovod_tune.analysis.progress import Progress, live_view, plain_view
+from horovod_tune.analysis.progress import ProgressCallback
 from horovod_tune.analysis.reader.folders import UnusableFile, open_folder
 from horovod_tune.analysis.reader.plain_values import plain, read_json
 from horovod_tune.analysis.report import render
@@ -186,15 +187,20 @@ def test_no_text_of_an_experiment_steers_the_terminal(home, tmp_path):
     assert r"\x1b]0;title" in shown
 
 
-@pytest.mark.parametrize("view", [lambda stream: plain_view(stream, 0.0), live_view])
-def test_no_text_of_a_search_steers_the_terminal_while_it_runs(view):
-    stream, progress = io.StringIO(), Progress(metric=EVIL, mode="min")
-    shown = view(stream)
-    progress.started(EVIL, 0.0, config={EVIL: EVIL})
-    progress.reported(EVIL, {EVIL: 1.0}, 1.0)
-    for event in ("started", "better", "failed"):
-        shown.show(event, progress.trials[EVIL], progress, 2.0)
-    shown.close(progress, 3.0)
+@pytest.mark.parametrize("live", [False, True])
+def test_no_text_of_a_search_steers_the_terminal_while_it_runs(live):
+    stream, evil = io.StringIO(), {EVIL: EVIL}
+    shown = ProgressCallback(EVIL, "min", stream=stream, live=live)
+    shown._metadata_written = True
+    shown.setup()
+    trial = SimpleNamespace(
+        trial_id=EVIL, stopping_criterion={}, config=evil, evaluated_params=evil, status="RUNNING"
+    )
+    shown.on_trial_start(0, [], trial)
+    shown.on_trial_result(0, [], trial, {EVIL: 1.0})
+    shown.on_step_end(0, [])
+    shown.on_trial_error(0, [], trial)
+    shown.on_experiment_end([])
     assert "\x1b]0;" not in stream.getvalue() and "\x07" not in stream.getvalue()
     assert r"\x1b]0;title" in stream.getvalue()
 

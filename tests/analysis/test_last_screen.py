@@ -10,7 +10,6 @@ from pyarrow import fs as pafs
 
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.progress import Progress
-from horovod_tune.analysis.scoring import parse_limit
 
 
 def trial(
@@ -19,6 +18,7 @@ def trial(
     storage = SimpleNamespace(
         trial_fs_path=f"/results/{name}",
         experiment_fs_path="/results",
+        experiment_driver_staging_path="/none",
         storage_filesystem=pafs.LocalFileSystem(),
     )
     return SimpleNamespace(
@@ -101,12 +101,16 @@ def test_no_command_is_printed_for_a_filesystem_that_no_uri_reaches() -> None:
     assert "horovod-tune" not in text and "horovod_tune.analyze('/results', filesystem=…)" in text
 
 
-def test_a_metric_keeps_its_value_until_it_is_reported_again() -> None:
+def test_a_metric_keeps_its_value_until_it_is_reported_again(tmp_path: Any) -> None:
     """As in `analyze` and the searcher: only some reports may have an evaluation."""
     one, other = trial("a", {}, loss=1.0), trial("b", {}, loss=2.0)
+    one.storage.experiment_driver_staging_path = str(tmp_path)
     for each, latency in ((one, 50.0), (other, 10.0)):
         each.metric_analysis = {"cost/ms": {"last": latency}}
-    aims: dict[str, Any] = {"limits": (parse_limit("cost/ms <= 20"),)}
-    assert "best trial   b, loss 2" in last_screen([one, other], search("min", a=[1.0], b=[2.0]), aims)
-    aims = {"front": {"loss": "min", "cost/ms": "min"}}
-    assert "2 of 2 trials are on the Pareto front" in last_screen([one, other], search("min"), aims)
+    state = tmp_path / "searcher-state-2026.json"
+    state.write_text('{"limits": ["cost/ms <= 20"]}')
+    assert "best trial   b, loss 2" in last_screen([one, other], search("min", a=[1.0], b=[2.0]))
+    state.write_text('{"metric": ["loss", "cost/ms"], "mode": ["min", "min"]}')
+    assert "2 of 2 trials are on the Pareto front" in last_screen([one, other], search("min"))
+    state.write_text("{")  # `analyze` names the problem
+    assert "best trial   a, loss 1" in last_screen([one, other], search("min", a=[1.0], b=[2.0]))

@@ -5,70 +5,76 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import pickle
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from processes import run_python
 from pyarrow import fs as pafs
+from ray import tune
 
 pytest.importorskip("rich")
 
 from horovod_tune.analysis import ProgressCallback, analyze
-from horovod_tune.analysis.progress import Progress, live_view, notebook_view, plain_view
+from horovod_tune.analysis import progress as progress_module
+from horovod_tune.analysis.progress import Progress, notebook_view
 
-SCRIPT = """
-import sys, time
-import ray
-from ray import tune
-from horovod_tune.analysis import ProgressCallback
 
-def train(config):
-    for step in range(3):
-        time.sleep(0.02)
-        if config["x"] == 2 and step == 1:
-            raise RuntimeError("no [bold]such[/bold] luck")
-        tune.report({"loss": config["x"] + 1 / (step + 1)})
+def tune_trial(name: str, **more: object) -> SimpleNamespace:
+    """One of Tune's trials."""
+    about = {"status": "RUNNING", "stopping_criterion": {}, "config": {"x": 1}, "checkpoint": None}
+    return SimpleNamespace(trial_id=name, **about | {"evaluated_params": {"x": 1}, "error_file": None} | more)
 
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-for kind in ("plain", "live"):
-    print(f"=== {kind}", flush=True)
-    callback = ProgressCallback("loss", "min", every_s=0.0, live=kind == "live")
-    tune.Tuner(
-        train,
-        param_space={"x": tune.grid_search([0, 1, 2])},
-        tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True),
-        run_config=tune.RunConfig(
-            name=kind, storage_path=sys.argv[1], verbose=1,
-            stop={"training_iteration": 3}, callbacks=[callback],
+
+def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace:
+    """One of Tune's trials, which an earlier session has run."""
+    return tune_trial(
+        name,
+        status=status,
+        config={"x": 1, "constant": "c"},
+        last_result={"loss": last, "training_iteration": 4, "time_total_s": 8.0},
+        metric_analysis={"loss": {"min": best, "max": 9.0, "last": last}},
+        checkpoint="/c/checkpoint_000003" if name == "c" else None,
+        storage=SimpleNamespace(
+            experiment_fs_path="/results",
+            experiment_driver_staging_path="/none",
+            storage_filesystem=pafs.LocalFileSystem(),
         ),
-    ).fit()
-ray.shutdown()
-"""
-
-
-def searches(folder: Path) -> list[str]:
-    """Run two searches in a folder; return the output of one in plain lines, and of the other live."""
-    program = folder / "search.py"
-    program.write_text(SCRIPT)
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AIR_NEW_OUTPUT": "1",
-    }
-    done = run_python(str(program), str(folder), env=environment, timeout_s=240)
-    return done.stdout.split("=== live")
+    )
 
 
 def going(total: int | None = 8, **more: object) -> Progress:
     progress = Progress(metric="loss", mode="min", total=total, began=0.0, **more)  # type: ignore[arg-type]
     for number in range(2):
-        progress.started(f"t{number}", 10.0 * number, config={"lr": 0.1})
+        progress.started(
+            tune_trial(f"t{number}", stopping_criterion={"training_iteration": 10}), 10.0 * number
+        )
     return progress
+
+
+class Clock:
+    """The time that the callback sees."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(progress_module, "time", Clock())
+    return progress_module.time  # type: ignore[return-value]
+
+
+def callback_of(total: int | None = None, **settings: object) -> tuple[ProgressCallback, io.StringIO]:
+    """A callback as Tune has it when a search begins, and what it prints."""
+    stream = io.StringIO()
+    callback = ProgressCallback("loss", "min", **{"stream": stream, "live": False} | settings)  # type: ignore[arg-type]
+    callback._metadata_written = True
+    callback.setup(total_num_samples=total)
+    return callback, stream
 
 
 def test_the_best_so_far_is_shown_once_and_nan_never():
@@ -78,103 +84,90 @@ def test_the_best_so_far_is_shown_once_and_nan_never():
     assert not progress.reported("t1", {"loss": math.nan, "training_iteration": 2}, 14.0)
     assert progress.reported("t1", {"loss": 1.0, "training_iteration": 3}, 15.0)
     assert (progress.best_trial, progress.best_value) == ("t1", 1.0)
-    restored = earlier("t2", "PENDING", np.float32(0.75), np.float32(0.5))
-    progress.restored(restored, 16.0)
+    progress.restored(earlier("t2", "PENDING", np.float32(0.75), np.float32(0.5)), 16.0)
     assert (progress.best_trial, progress.best_value) == ("t2", 0.5)
 
 
 def test_a_trials_time_left_follows_from_its_goal_and_its_pace():
     progress = going()
     trial = progress.trials["t0"]
-    trial.goal = 10
     assert trial.left_s(5.0) is None, "no report, no pace"
     progress.reported("t0", {"training_iteration": 1}, 10.0)
     assert trial.left_s(10.0) is None, "one report, no pace"
     progress.reported("t0", {"training_iteration": 3}, 14.0)
     assert trial.left_s(14.0) == 7 * 2.0
     assert trial.left_s(15.0) == 13.0
-    progress.started("t0", 20.0)
+    progress.started(tune_trial("t0"), 20.0)
     assert trial.left_s(20.0) is None, "it starts again"
 
 
-def test_the_searchs_time_left_follows_from_ended_trials():
+def test_the_searchs_time_left_follows_from_ended_trials_and_its_budget():
     progress = going(total=8)
     assert progress.left_s(20.0) is None, "nothing has ended"
-    progress.ended("t0", "done", 30.0)
-    progress.started("t2", 30.0)
+    progress.trials["t0"].stop("done", 30.0)
+    progress.started(tune_trial("t2"), 30.0)
     # 5 trials of 30 s each to come, 20 s left of t1 and 30 s of t2, two at a time
     assert progress.left_s(30.0) == pytest.approx((5 * 30 + 10 + 30) / 2)
-    assert going(total=None).left_s(5.0) is None
-
-
-def test_a_time_budget_bounds_the_time_left():
     progress = going(total=None, budget_s=60.0)
-    assert progress.left_s(20.0) == 40.0
-    assert progress.left_s(100.0) == 0.0
+    assert (progress.left_s(20.0), progress.left_s(100.0)) == (40.0, 0.0)
+    assert going(total=None).left_s(5.0) is None
 
 
 def test_lines_have_what_is_known_and_no_more():
     progress = going(total=None)
+    trial = progress.trials["t0"]
     assert progress.summary(20.0) == "0 trials ended · 2 running · 20 s"
     progress.reported("t0", {"loss": 0.5, "training_iteration": 4}, 20.0)
-    assert progress.trials["t0"].text("loss", 20.0) == "t0 running · iteration 4 · loss 0.5 · 20 s"
-    progress.ended("t0", "failed", 25.0)
+    assert trial.text("loss", 20.0) == "t0 running · iteration 4 of 10 · loss 0.5 · 20 s"
+    trial.stop("failed", 25.0)
     assert "1 trials ended · 1 running · 1 failed" in progress.summary(25.0)
     assert progress.summary(25.0).endswith("best loss 0.5 (t0)")
 
 
-def test_plain_lines_repeat_a_trial_no_more_often_than_asked():
-    stream = io.StringIO()
-    view, progress = plain_view(stream, every_s=30.0), going()
+def test_plain_lines_repeat_a_trial_no_more_often_than_asked(clock):
+    callback, stream = callback_of(every_s=30.0)
     for second in range(100):
-        better = progress.reported("t0", {"loss": 1.0, "training_iteration": second + 1}, float(second))
-        view.show("better" if better else "reported", progress.trials["t0"], progress, float(second))
+        clock.now = float(second)
+        callback.on_trial_result(0, [], tune_trial("t0"), {"loss": 1.0, "training_iteration": second})
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 4, lines
-    assert lines[0].endswith("best so far")
+    assert len(lines) == 4 and lines[0].endswith("best so far"), lines
 
 
-def test_a_trial_that_improves_all_the_time_gets_its_lines_too():
-    stream = io.StringIO()
-    view, progress = plain_view(stream, every_s=30.0), going()
+def test_a_trial_that_improves_all_the_time_gets_its_lines_too(clock):
+    callback, stream = callback_of(every_s=30.0)
     for second in range(100):
-        trial = f"t{int(second % 5 > 0)}"  # every better value that is due is t0's
-        assert progress.reported(trial, {"loss": -second, "training_iteration": second}, float(second))
-        view.show("better", progress.trials[trial], progress, float(second))
+        clock.now = float(second)
+        trial = tune_trial(f"t{int(second % 5 > 0)}")  # every better value that is due is t0's
+        callback.on_trial_result(0, [], trial, {"loss": -second, "training_iteration": second})
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("t1")]
     assert len(lines) == 4, lines
 
 
 def test_a_terminal_without_rich_gets_plain_lines(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    stream = io.StringIO()
-    stream.isatty = lambda: True  # type: ignore[method-assign]
-    callback = ProgressCallback("loss", "min", stream=stream)
-    callback._metadata_written = True
-    callback.setup(total_num_samples=3)
-    trial = running("a")
-    # Tune's placeholder for an object
-    trial.config, trial.evaluated_params = (
-        {"layer": {"kind": SimpleNamespace}},
-        {"layer/kind": ("__ref_ph", "1")},
-    )
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    callback, _ = callback_of(3, live=None, stream=terminal)
+    placeholder = {"layer/kind": ("__ref_ph", "1")}  # Tune's, for an object
+    trial = tune_trial("a", config={"layer": {"kind": SimpleNamespace}}, evaluated_params=placeholder)
     callback.on_trial_start(0, [trial], trial)
-    assert stream.getvalue() == "a started  layer/kind=<class 'types.SimpleNamespace'>\n"
+    assert terminal.getvalue() == "a started  layer/kind=<class 'types.SimpleNamespace'>\n"
 
 
-def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
-    stream = io.StringIO()
-    view = live_view(stream)
-    progress = Progress(metric="loss", mode="min", total=500, began=0.0)
-    for number in range(60):
-        progress.started(f"trial{number}", 0.0, config={"[bold]": number})
-        progress.reported(f"trial{number}", {"loss": float(number), "training_iteration": 1}, 1.0)
-        view.show("reported", progress.trials[f"trial{number}"], progress, float(number))
+def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was(clock):
     before = sys.stdout
-    view.close(progress, 60.0)
+    callback, stream = callback_of(500, live=True)
+    for number in range(60):
+        trial = tune_trial(f"trial{number}", evaluated_params={"[bold]": number})
+        callback.on_trial_start(0, [], trial)
+        clock.now = float(number)
+        callback.on_trial_result(0, [], trial, {"loss": float(number), "training_iteration": 1})
+        callback.on_step_end(0, [])
+    callback.on_experiment_end([])
     assert "more running" in stream.getvalue() and "search ended" in stream.getvalue()
+    assert "started" not in stream.getvalue()
     assert stream.getvalue().rstrip().count("\x1b[?25l") <= stream.getvalue().count("\x1b[?25h")
-    assert sys.stdout is before or not isinstance(sys.stdout, io.StringIO)
+    assert sys.stdout is before
 
 
 @pytest.mark.parametrize(
@@ -197,7 +190,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 def test_a_trial_that_pauses_and_continues_is_shown():
     callback, stream = callback_of(3)
-    trials = [running("a"), running("b")]
+    trials = [tune_trial("a"), tune_trial("b")]
     for trial in trials:
         callback.on_trial_start(0, trials, trial)
         callback.on_trial_result(0, trials, trial, {"loss": 1.0, "training_iteration": 2})
@@ -208,7 +201,7 @@ def test_a_trial_that_pauses_and_continues_is_shown():
     callback.on_trial_start(2, trials, trials[0])
     callback.on_step_end(2, trials)
     assert "a continues after iteration 2" in stream.getvalue()
-    assert callback._progress.trials["a"].config == {"x": 5}, "changed by PopulationBasedTraining"
+    assert callback._progress.trials["a"].settings == "x=5", "changed by PopulationBasedTraining"
     assert "2 running ·" in callback._progress.summary(0.0)
     for trial, checkpoint in zip(trials, (None, "/b/checkpoint_000001"), strict=True):
         trial.checkpoint = checkpoint
@@ -216,43 +209,6 @@ def test_a_trial_that_pauses_and_continues_is_shown():
         callback.on_trial_start(3, trials, trial)
     lines = stream.getvalue().splitlines()
     assert lines[-3] == "a started  x=5" and lines[-1] == "b continues after iteration 2"
-
-
-def running(name: str) -> SimpleNamespace:
-    """One of Tune's trials that runs."""
-    config = {"x": 1}
-    return SimpleNamespace(
-        trial_id=name, status="RUNNING", stopping_criterion={}, evaluated_params=config, config=config
-    )
-
-
-def callback_of(total: int | None = None, **settings: object) -> tuple[ProgressCallback, io.StringIO]:
-    """A callback as Tune has it when a search begins, and what it prints."""
-    stream = io.StringIO()
-    callback = ProgressCallback("loss", "min", stream=stream, live=False, **settings)  # type: ignore[arg-type]
-    callback._metadata_written = True
-    callback.setup(total_num_samples=total)
-    return callback, stream
-
-
-def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace:
-    """One of Tune's trials, which an earlier session has run."""
-    return SimpleNamespace(
-        trial_id=name,
-        status=status,
-        stopping_criterion={},
-        evaluated_params={"x": 1},
-        config={"x": 1, "constant": "c"},
-        last_result={"loss": last, "training_iteration": 4, "time_total_s": 8.0},
-        metric_analysis={"loss": {"min": best, "max": 9.0, "last": last}},
-        checkpoint="/c/checkpoint_000003" if name == "c" else None,
-        error_file=None,
-        storage=SimpleNamespace(
-            experiment_fs_path="/results",
-            experiment_driver_staging_path="/none",
-            storage_filesystem=pafs.LocalFileSystem(),
-        ),
-    )
 
 
 def test_a_resumed_search_begins_from_the_restored_trials():
@@ -299,7 +255,7 @@ def test_a_search_that_ends_in_an_error_before_any_trial_prints_nothing():
 
 def test_a_change_of_an_elastic_trials_ranks_is_shown():
     callback, stream = callback_of(every_s=30.0)
-    trial = SimpleNamespace(trial_id="a")
+    trial = tune_trial("a")
     for step, ranks in enumerate((4, 4, 3, 3, 4)):
         callback.on_trial_result(0, [], trial, {"loss": 1.0, "training_iteration": step, "world_size": ranks})
     lines = [line for line in stream.getvalue().splitlines() if "ranks" in line]
@@ -312,24 +268,39 @@ def test_the_callback_travels_as_tune_pickles_it():
 
 
 @pytest.mark.slow
-def test_real_searches_show_their_progress_in_plain_lines_and_live_with_tunes_reporter(tmp_path):
-    folder, said, live = tmp_path, *searches(tmp_path)
-    lines = said.splitlines()
-    assert sum(" started  x=" in line for line in lines) == 3
-    assert sum("done · iteration 3 of 3" in line for line in lines) == 2
-    assert sum("failed · iteration 1 of 3" in line for line in lines) == 1
-    assert any(line.startswith("search ended: 3 of 3 trials ended · 1 failed") for line in lines)
-    assert any("best so far" in line for line in lines)
-    assert "Trial status:" in said, "Tune's own reporter"
-    (written,) = (folder / "plain").glob("horovod_tune_run-*.json")
+@pytest.mark.parametrize("live", [False, True])
+def test_a_real_search_shows_its_progress_besides_tunes_reporter(
+    ray_session, tmp_path, monkeypatch, capsys, live
+):
+    def train(config):
+        for step in range(3):
+            if config["x"] == 2 and step == 1:
+                raise RuntimeError("no [bold]such[/bold] luck")
+            tune.report({"loss": config["x"] + 1 / (step + 1)})
+
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
+    stream = io.StringIO()
+    shown = ProgressCallback("loss", "min", every_s=0.0, live=live, stream=stream)
+    run = {"storage_path": str(tmp_path), "callbacks": [shown], "stop": {"training_iteration": 3}}
+    tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([0, 1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True),
+        run_config=tune.RunConfig(name="search", verbose=1, **run),
+    ).fit()
+    assert "Trial status:" in capsys.readouterr().out, "Tune's own reporter"
+    said = stream.getvalue()
+    assert "search ended: 3 of 3 trials ended · 1 failed" in said
+    assert said.count("failed · iteration 1 of 3") == 1
+    assert said.count("\x1b[?25l") <= said.count("\x1b[?25h"), "the cursor is shown again"
+    if not live:
+        assert said.count(" started  x=") == 3 and said.count("done · iteration 3 of 3") == 2
+        assert "best so far" in said
+    (written,) = (tmp_path / "search").glob("horovod_tune_run-*.json")
     facts = json.loads(written.read_text())
-    assert facts["versions"]["ray"] and facts["cluster"]["CPU"] == 2.0
+    assert facts["versions"]["ray"] and facts["cluster"]["CPU"] > 1
     assert (facts["metric"], facts["mode"]) == ("loss", "min")
-    assert analyze(folder / "plain").record.metadata == facts
-    assert "search ended: 3 of 3 trials ended" in live
-    assert "failed · iteration 1 of 3" in live
-    assert "Trial status:" in live, "Tune's own reporter"
-    assert live.count("\x1b[?25l") <= live.count("\x1b[?25h"), "the cursor is shown again"
+    assert analyze(tmp_path / "search").record.metadata == facts
 
 
 class FakeOutput:
@@ -342,21 +313,24 @@ class FakeOutput:
         self.shown.append(html.data)
 
 
-def test_in_a_notebook_one_output_is_redrawn_in_place(monkeypatch, capsys):
+def test_in_a_notebook_one_output_is_redrawn_in_place(monkeypatch, capsys, clock):
     display = pytest.importorskip("IPython.display")
     output = FakeOutput()
     monkeypatch.setattr(display, "display", lambda *made, display_id: output)
-    view, progress = notebook_view(), Progress(metric="loss", mode="min", total=2, began=0.0)
+    monkeypatch.setattr(progress_module, "_view", lambda *args: notebook_view())
+    callback, _ = callback_of(2, stream=None)
     evil = "<img src=x onerror=alert(1)>"
-    progress.started("a", 0.0, goal=4, config={"lr": evil})
-    progress.reported("a", {"loss": 2.0, "training_iteration": 1}, 1.0)
-    view.show("reported", progress.trials["a"], progress, 1.0)
+    trial = tune_trial("a", stopping_criterion={"training_iteration": 4}, config={"lr": evil})
+    trial.evaluated_params = trial.config
+    callback.on_trial_start(0, [], trial)
+    callback.on_trial_result(0, [], trial, {"loss": 2.0, "training_iteration": 1})
     for moment in (1.1, 1.2, 1.3):
-        view.tick(progress, moment)
+        clock.now = moment
+        callback.on_step_end(0, [])
     assert len(output.shown) == 1, "not at every step of Tune's"
     assert "1/4" in output.shown[0] and "0 of 2 trials ended" in output.shown[0]
     assert evil not in output.shown[0]
-    progress.ended("a", "done", 2.0)
-    view.close(progress, 2.0)
+    callback.on_trial_complete(0, [], trial)
+    callback.on_experiment_end([])
     assert output.shown[-1] == "<div></div>"
     assert "search ended: 1 of 2 trials ended" in capsys.readouterr().out

@@ -149,7 +149,7 @@ def test_the_summary_has_what_is_recorded_and_what_is_not(experiments):
 
 def test_hours_are_resources_times_time():
     made = made_experiment(20)
-    spent = sum(trial.end_time - trial.start_time for trial in made.trials) / 3600
+    spent = sum(trial.end_time - trial.start_time for trial in made.trials)
     assert usage(made)[1] == pytest.approx(2 * spent)
     assert usage(changed(made, trials=tuple(replace(t, resources=()) for t in made.trials))) == (0, 0, 0)
 

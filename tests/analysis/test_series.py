@@ -11,7 +11,7 @@ from made_experiments import START, changed, made_experiment
 
 from horovod_tune.analysis import analyze, plots, series
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.run_summary import run_summary, usage, wall_time_s
+from horovod_tune.analysis.report.run_summary import run_summary, usage
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import parse_limit
 from horovod_tune.analysis.trial_details import spans, start_span
@@ -192,7 +192,6 @@ def test_curves_over_time_are_broken_by_the_gap(resumed):
 
 
 def test_wall_and_cpu_time_leave_the_gap_out(resumed):
-    assert wall_time_s(resumed) == 65.0
-    assert usage(resumed)[0] == pytest.approx(2 * 83 / 3600, rel=0.02), "two CPUs per trial"
+    assert usage(resumed)[0] == pytest.approx(2 * 83, rel=0.02), "two CPUs per trial"
     assert dict(run_summary(resumed))["Wall time"] == "1 min 5 s in 2 sessions"
     assert "in 2 sessions" in render(resumed)

@@ -13,9 +13,13 @@ Colours are Okabe and Ito's for a few things and cividis for many; both suit rea
 Each function that needs the metric raises `MetricUnknown` if it is not known.
 """
 
-from horovod_tune.analysis.plots.hyperparameters import importance, parameter, parameters
+from horovod_tune.analysis.plots.hyperparameters import (
+    importance,
+    parallel_coordinates,
+    parameter,
+    parameters,
+)
 from horovod_tune.analysis.plots.learning_curves import best_so_far, learning_curves
-from horovod_tune.analysis.plots.parallel import parallel_coordinates
 from horovod_tune.analysis.plots.scheduling import pareto_front, timeline
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""Plots of the metric against hyperparameters, and of their importances."""
+"""Plots of the metric against hyperparameters, of whole configurations, and of importances."""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,30 +30,31 @@ def parameter(analysis: Analysis, name: str) -> Figure:
     if name not in found:
         known = ", ".join(found) or "none"
         raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
-    one = found[name]
-    made = style.figure(style.label(name), height=340)
-    traces, x_axis, y_axis, outside = _points(analysis, one)
-    note = style.joined("bars: medians" if one.kind == "category" else "", outside)
-    return made.add_traces(traces).update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
+    return _grid(analysis, [found[name]], style.figure(style.label(name), height=340))
 
 
 def parameters(analysis: Analysis) -> Figure:
     """Draw the metric against each hyperparameter in one figure. Raises `ValueError` if none varies."""
-    from plotly.subplots import make_subplots
-
     found = varying_parameters(analysis)
     if not found:
         raise ValueError("no hyperparameter varies among the trials")
-    across = min(3, len(found))
-    down = math.ceil(len(found) / across)
-    grid = make_subplots(down, across, figure=style.figure("Hyperparameters", height=130 + 290 * down))
+    return _grid(
+        analysis, found, style.figure("Hyperparameters", height=130 + 290 * math.ceil(len(found) / 3))
+    )
+
+
+def _grid(analysis: Analysis, found: Sequence[Parameter], made: Figure) -> Figure:
+    """Draw hyperparameters into a figure, three in a row."""
+    from plotly.subplots import make_subplots
+
+    grid = make_subplots(math.ceil(len(found) / 3), min(3, len(found)), figure=made)
     for place, one in enumerate(found):
-        cell = {"row": place // across + 1, "col": place % across + 1}
+        row, column = place // 3 + 1, place % 3 + 1
         traces, x_axis, y_axis, outside = _points(analysis, one)
-        grid.add_traces(traces, rows=cell["row"], cols=cell["col"])
-        grid.update_xaxes(x_axis, **cell)
-        grid.update_yaxes(y_axis, **cell)
-    return grid.update_layout(title_subtitle_text=outside)
+        grid.add_traces(traces, rows=row, cols=column)
+        grid.update_xaxes(x_axis, row=row, col=column).update_yaxes(y_axis, row=row, col=column)
+    medians = "bars: medians" if any(one.kind == "category" for one in found) else ""
+    return grid.update_layout(title_subtitle_text=style.joined(medians, outside))
 
 
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:
@@ -78,6 +79,71 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
         star = {"symbol": "star", "color": style.BEST, "size": 14}
         drawn.append(look | {"x": [xs[best]], "y": [values[best]], "text": [texts[best]], "marker": star})
     return drawn, style.parameter_axis(one), y_axis, outside
+
+
+def parallel_coordinates(analysis: Analysis) -> Figure:
+    """Draw each trial as a line through the hyperparameters that vary, ending at its metric.
+
+    The trials are in four groups by their rank. A click on a group in the legend hides it, a double click
+    hides the others. The lines are ordinary traces, because Plotly's own parallel coordinates need WebGL
+    and `eval`, which the report's content security policy forbids.
+    """
+    metric, mode = analysis.require_metric()
+    found = varying_parameters(analysis)
+    values = analysis.values
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known) or not found:
+        empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
+        return style.figure("Parallel coordinates", empty=empty)
+    y_axis, outside = style.metric_axis(values[known], mode, metric)
+    # The metric is one more axis.
+    axes = [*found, Parameter(metric, "numeric", tuple(np.clip(values, *y_axis["range"])))]
+    heights = np.column_stack([_heights(axis) for axis in axes])
+    texts = style.hover_texts(analysis)
+    made = style.figure(
+        "Parallel coordinates", style.joined(f"{len(known):,} trials", "orange: the best", outside)
+    )
+    groups = style.by_rank([trial for trial in analysis.ranked if np.isfinite(values[trial])], reach=100)
+    groups += [("best", style.BEST, [analysis.best_number])] if analysis.has_best else []
+    for name, colour, trials in groups:
+        lines = [np.column_stack([np.arange(len(axes)), heights[trial]]) for trial in trials]
+        look = {"color": colour, "width": 3 if name == "best" else 1.3}
+        made.add_scatter(
+            **style.together(lines, texts[trials], "%{text}"), name=name, mode="lines", line=look
+        )
+    for place, axis in enumerate(axes):
+        made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
+        for height, text in _ticks(axis):
+            look = {"bgcolor": "rgba(255,255,255,0.75)", "font_size": 11, "borderpad": 1, "xanchor": "left"}
+            made.add_annotation(x=place, y=height, text=style.label(text, 14), showarrow=False, **look)
+    names = [style.label(axis.name, 18) for axis in axes]
+    x_axis = {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "ticks": ""}
+    return made.update_layout(
+        xaxis=x_axis | {"range": [-0.15, len(found) + 0.45]},
+        yaxis={"visible": False, "range": [-0.04, 1.04]},
+        legend_traceorder="reversed",
+    )
+
+
+def _heights(one: Parameter) -> np.ndarray:
+    low, high = one.limits()
+    positions = style.on_axis(one) if one.kind == "category" else one.positions
+    return (positions - low) / (high - low)
+
+
+def _ticks(one: Parameter) -> list[tuple[float, str]]:
+    """Return heights and texts of an axis's marks: choices, decades, or both ends and the middle."""
+    low, high = one.limits()
+    if one.kind == "category":
+        every = max(1, math.ceil(len(one.categories) / 12))
+        marks = list(enumerate(one.categories))[::every]
+    elif one.log and math.floor(high) > math.ceil(low):
+        decades = range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 6)))
+        marks = [(decade, f"{10.0**decade:g}") for decade in decades]
+    else:
+        values = {mark: 10.0**mark if one.log else mark for mark in (low, (low + high) / 2, high)}
+        marks = [(m, str(round(v)) if one.integer else f"{v:.3g}") for m, v in values.items()]
+    return [((mark - low) / (high - low), text) for mark, text in marks]
 
 
 def importance(analysis: Analysis) -> Figure:
@@ -119,7 +185,6 @@ def importance(analysis: Analysis) -> Figure:
     )
 
 
-@lru_cache(maxsize=1)  # an analysis never changes
 def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
     """Return the drops of a forest's R² on held-out trials when each hyperparameter is shuffled.
 

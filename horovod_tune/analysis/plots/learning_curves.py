@@ -36,17 +36,16 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     if against == "time":
         begun, xs = begun + reports["session"], reports["time"] - (analysis.record.start_time or 0.0)
     end = float(xs[np.isfinite(xs)].max()) if np.isfinite(xs).any() else 0.0
-    x_axis, length = style.time_axis(end) if against == "time" else (style.count_axis("iteration", end), 1.0)
+    x_axis, length = style.progress_axis(against, end)
     y_axis, outside = style.metric_axis(reports["value"].to_numpy(), mode, metric)
     points = pd.DataFrame({"x": xs / length, "y": reports["value"], "begun": begun})
     count = reports["trial"].nunique()
     most = int(np.clip(_POINTS // count, _FEWEST, _MOST))
     lines = {trial: _line(one.to_numpy(), most) for trial, one in points.groupby(reports["trial"])}
-    few = count <= style.FEW
-    made = style.figure("Learning curves").add_traces((_few if few else _many)(analysis, lines))
-    colours = "" if few else "the strongest colour is best; orange: the best trial"
-    note = style.joined(f"{count:,} trials", style.direction(mode), colours, outside)
-    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
+    note = style.joined(f"{count:,} trials", style.direction(mode), outside)
+    traces, order = (_few, "normal") if count <= style.FEW else (_many, "reversed")
+    made = style.figure("Learning curves", note).add_traces(traces(analysis, lines))
+    return made.update_layout(xaxis=x_axis, yaxis=y_axis, legend_traceorder=order)
 
 
 def _line(reports: np.ndarray, most: int) -> np.ndarray:
@@ -70,35 +69,23 @@ def _few(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
 
 
 def _many(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
-    """Return traces by shade, worst trials first, best trial last: a trace for each trial would be slow."""
-    best, order = analysis.best_number, [trial for trial in analysis.ranked if trial in lines]
-    alpha = float(np.clip(80 / len(lines), 0.15, 0.85))
-    tints = [style.faded(colour, alpha) for colour in style.SEQUENTIAL]
-    shades: list[tuple[list[int], dict[str, Any]]] = []
-    for tint, trials in reversed(list(zip(tints, np.array_split(order, len(tints)), strict=True))):
-        curves = [trial for trial in trials if trial != best and len(lines[trial]) > 1]
-        single = [trial for trial in trials if trial != best and len(lines[trial]) == 1]
-        shades.append((curves, {"mode": "lines", "line": {"color": tint, "width": 1.2}}))
-        shades.append((single, {"mode": "markers", "marker": {"color": tint, "size": 4}}))
-    winner = [best] if best is not None and best in lines else []
-    orange = {"line": {"color": style.BEST, "width": 3}, "marker": {"size": 4}}
-    shades.append((winner, {"mode": "lines+markers"} | orange))
-    return [_together(analysis, lines, trials) | look for trials, look in shades if trials]
+    """Return traces by rank, worst trials first, best trial last; a single report is a point."""
+    best, traces = analysis.best_number, []
 
+    def add(name: str, trials: list[int], mode: str, colour: str, width: float) -> None:
+        if trials:
+            names = style.trial_names(analysis)[trials]
+            trace = style.together([lines[trial] for trial in trials], names, "%{text}<br>%{x}: %{y:.5g}")
+            look = {"mode": mode, "line": {"color": colour, "width": width}, "marker": {"size": 4}}
+            shown = not any(other["name"] == name for other in traces)
+            traces.append(trace | look | {"name": name, "legendgroup": name, "showlegend": shown})
 
-def _together(analysis: Analysis, lines: dict[int, np.ndarray], trials: Sequence[int]) -> dict[str, Any]:
-    """Return the points of several curves with gaps between them."""
-    gap = np.full((1, 2), np.nan)
-    points = np.concatenate([part for trial in trials for part in (lines[trial], gap)]).astype(np.float32)
-    names = np.repeat(style.trial_names(analysis)[trials], [len(lines[trial]) + 1 for trial in trials])
-    template = "%{text}<br>%{x}: %{y:.5g}<extra></extra>"
-    return {
-        "x": points[:, 0],
-        "y": points[:, 1],
-        "text": names,
-        "hovertemplate": template,
-        "showlegend": False,
-    }
+    ranked = [trial for trial in analysis.ranked if trial in lines and trial != best]
+    for name, colour, trials in style.by_rank(ranked, reach=80):
+        add(name, [trial for trial in trials if len(lines[trial]) > 1], "lines", colour, 1.2)
+        add(name, [trial for trial in trials if len(lines[trial]) == 1], "markers", colour, 1.2)
+    add("best", [best] if best in lines else [], "lines+markers", style.BEST, 3)
+    return traces
 
 
 def best_so_far(
@@ -121,10 +108,7 @@ def best_so_far(
     if not steps:
         return style.figure("Best so far", empty=f"no trial has reported a finite {metric}")
     end = max(float(x[-1]) for group in steps.values() for x, _ in group)
-    if against == "time":
-        x_axis, length = style.time_axis(end)
-    else:
-        x_axis, length = style.count_axis("trials", end), 1.0
+    x_axis, length = style.progress_axis(against, end)
     made = style.figure("Best so far", style.direction(mode))
     for number, (name, group) in enumerate(steps.items()):
         made.add_traces(_group(name, group, style.OKABE_ITO[number % style.FEW], length))

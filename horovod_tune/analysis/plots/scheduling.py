@@ -30,7 +30,7 @@ def timeline(analysis: Analysis) -> Figure:
     bars = found.bars
     if bars.empty:
         return style.figure(title, empty="no trial has begun")
-    x_axis, length = style.time_axis(bars["end"].max())
+    x_axis, length = style.progress_axis("time", bars["end"].max())
     turn = bars.groupby("row").cumcount() % 2
     failed = bars["trial"].map(lambda trial: analysis.trials[trial].status == "ERROR")
     best = bars["trial"] == analysis.best_number

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,13 @@ BEST = "#D55E00"
 QUIET = "#8A8F98"
 INK = "#20242A"
 FEW = len(OKABE_ITO)
-# Cividis (Nunez, Anderton and Renslow, 2018) from dark to light, without the yellow that is lost on white.
-SEQUENTIAL = ("#00224E", "#123570", "#3B496C", "#575D6D", "#707173", "#8A8678", "#A59C74", "#C3B369")
+# Groups of trials, from the best on: name, cumulative share, and colour, from dark to light.
+_GROUPS = (
+    ("best 10 %", 0.1, "#00224E"),
+    ("to 25 %", 0.25, OKABE_ITO[0]),
+    ("to 50 %", 0.5, "#6F9FBF"),
+    ("the rest", 1.0, "#B7AE8A"),
+)
 _TIME_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _HOVER_PARAMETERS = 8
 _HOVER_TRIALS = 1000  # for more trials, hover texts have no hyperparameters
@@ -97,42 +104,33 @@ def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any
     return {"title": {"text": label(name)}, "range": [low, high]}, note
 
 
-def time_axis(seconds: float) -> tuple[dict[str, Any], float]:
-    """Return a time axis in a unit that suits a span of `seconds`, and the unit's length in seconds."""
-    unit, length = next((each for each in _TIME_UNITS if seconds >= 2 * each[1]), _TIME_UNITS[-1])
-    return {"title": {"text": f"wall-clock time ({unit})"}}, length
-
-
-def count_axis(name: str, highest: float) -> dict[str, Any]:
-    """Return an axis of whole numbers."""
-    return {"title": {"text": name}, "tickformat": "d"} | ({"dtick": 1} if highest <= 12 else {})
+def progress_axis(against: str, end: float) -> tuple[dict[str, Any], float]:
+    """Return the axis of "time" up to `end` seconds, or else of a count, and the length of its unit."""
+    if against == "time":
+        unit, length = next((each for each in _TIME_UNITS if end >= 2 * each[1]), _TIME_UNITS[-1])
+        return {"title": {"text": f"wall-clock time ({unit})"}}, length
+    return {"title": {"text": against}, "tickformat": "d", "dtick": 1 if end <= 12 else None}, 1.0
 
 
 def parameter_axis(parameter: Parameter) -> dict[str, Any]:
     """Return a hyperparameter's axis: logarithmic if its range is, with names if it is a choice."""
-    axis: dict[str, Any] = {"title": {"text": label(parameter.name)}}
     low, high = parameter.limits()
+    pad = 0.0 if parameter.kind == "category" else 0.03 * (high - low)
+    axis = {"title": {"text": label(parameter.name)}, "range": [low - pad, high + pad]}
     if parameter.kind == "category":
-        texts = parameter.categories
-        every = max(1, len(texts) // 20)
-        return axis | {
-            "tickvals": list(range(0, len(texts), every)),
-            "ticktext": [label(text, 14) for text in texts[::every]],
-            "range": [low, high],
-            "zeroline": False,
-        }
-    pad = 0.03 * (high - low)
-    axis |= {"range": [low - pad, high + pad]}
+        every = max(1, len(parameter.categories) // 20)
+        texts = [label(text, 14) for text in parameter.categories[::every]]
+        return axis | {"tickvals": list(range(0, len(parameter.categories), every)), "ticktext": texts}
     if parameter.log:
         # If the axis spans little more than a decade, Plotly 6 draws some whole decades at y = -Infinity.
         return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 2 else None}
     return axis
 
 
-def on_axis(parameter: Parameter, seed: int = 0) -> np.ndarray:
+def on_axis(parameter: Parameter) -> np.ndarray:
     """Return the trials' positions on `parameter_axis`, shape (trials,); those of a choice are jittered."""
     if parameter.kind == "category":
-        return parameter.positions + np.random.default_rng(seed).uniform(-0.18, 0.18, len(parameter.values))
+        return parameter.positions + np.random.default_rng(0).uniform(-0.18, 0.18, len(parameter.values))
     return 10.0**parameter.positions if parameter.log else parameter.positions
 
 
@@ -162,9 +160,28 @@ def direction(mode: str) -> str:
 
 
 def faded(colour: str, alpha: float) -> str:
+    from plotly.colors import hex_to_rgb
+
+    return f"rgba{(*hex_to_rgb(colour), round(alpha, 3))}"
+
+
+def by_rank(ranked: Sequence[int], reach: float) -> list[tuple[str, str, list[int]]]:
+    """Return groups of trials, worst first: name, colour (fainter if there are many) and trials."""
+    alpha = float(np.clip(reach / max(len(ranked), 1), 0.15, 0.9))
+    ends = [math.ceil(share * len(ranked)) for _, share, _ in _GROUPS]
+    groups = [
+        (name, faded(colour, alpha), list(ranked[start:end]))
+        for (name, _, colour), start, end in zip(_GROUPS, [0, *ends], ends, strict=False)
+    ]
+    return [group for group in reversed(groups) if group[2]]
+
+
+def together(lines: Sequence[np.ndarray], texts: Sequence[str], template: str) -> dict[str, Any]:
+    """Return lines as one trace with gaps between them, as a trace for each would be slow to draw.
+
+    `lines` have shape (points, 2); all points of a line have its text when they are hovered over.
     """
-    >>> faded("#0072B2", 0.5)
-    'rgba(0,114,178,0.5)'
-    """
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha:g})"
+    gap = np.full((1, 2), np.nan)
+    x, y = np.concatenate([part for line in lines for part in (line, gap)])[:-1].astype(np.float32).T
+    hover = np.repeat(texts, [len(line) + 1 for line in lines])[:-1]
+    return {"x": x, "y": y, "text": hover, "hovertemplate": f"{template}<extra></extra>"}

@@ -58,8 +58,8 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
     varying = varying_parameters(analysis) if analysis.has_best else []
     scripts = [get_plotlyjs(), _asset("sort.js")]
 
-    def card(figure: Figure, **look: int) -> Markup:
-        drawn = _card(figure, len(scripts), **look)
+    def card(figure: Figure, min_width: int = 0) -> Markup:
+        drawn = _card(figure, len(scripts), min_width)
         scripts.extend(_SCRIPT.findall(drawn))
         return Markup(drawn)
 
@@ -69,11 +69,8 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
     if front is not None and len(front.metrics) == 2 and len(front.members):
         parts["trade_off"] = card(plots.pareto_front(analysis, front.metrics))
     if varying:
-        wide = {"min_width": (len(varying) + 1) * 92}
-        parts["space"] = [
-            card(plots.parallel_coordinates(analysis), **wide),
-            card(plots.importance(analysis)),
-        ]
+        parallel = card(plots.parallel_coordinates(analysis), min_width=(len(varying) + 1) * 92)
+        parts["space"] = [parallel, card(plots.importance(analysis))]
         parts["parameters"] = [card(plots.parameter(analysis, one.name)) for one in varying[:_PARAMETERS]]
     parts["schedule"] = card(plots.timeline(analysis))
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
@@ -88,6 +85,7 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         front=front,
         tiles=_tiles(analysis),
         columns=_columns(analysis),
+        cell=_cell,
         failures=_failures(analysis),
         left_out=max(0, len(varying) - _PARAMETERS),
         summary=facts.run_summary(analysis),
@@ -103,10 +101,9 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _card(figure: Figure, number: int, min_width: int = 0) -> str:
+def _card(figure: Figure, number: int, min_width: int) -> str:
     """Return a figure with its title and subtitle as text of the page, which wraps on a phone."""
     title, note = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
-    height = figure.layout.height
     legend = any(trace.showlegend is not False and trace.name for trace in figure.data)
     top = 44 if legend and figure.layout.showlegend is not False and len(figure.data) > 1 else 16
     figure.update_layout(
@@ -114,7 +111,7 @@ def _card(figure: Figure, number: int, min_width: int = 0) -> str:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         margin={"l": 4, "r": 8, "t": top, "b": 4},
-        height=height - 104 + top,
+        height=figure.layout.height - 104 + top,
     )
     drawn = figure.to_html(
         full_html=False,
@@ -146,7 +143,7 @@ def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
     if wall is not None:
         tiles.append(("wall time", wall, facts.moment(analysis.record.start_time or 0.0)))
     if counted:
-        tiles.append(("CPU time", facts.hours(cpu), f"{facts.hours(gpu)} of GPU" if gpu else "no GPU"))
+        tiles.append(("CPU time", facts.duration(cpu), f"{facts.duration(gpu)} of GPU" if gpu else "no GPU"))
     return tiles
 
 
@@ -167,45 +164,36 @@ def _failures(analysis: Analysis) -> list[tuple[str, list[str], str]]:
     return [(line, ids, errors[ids[0]]) for line, ids in ordered]
 
 
-# A column's name, True if it sorts by number, and for each trial the text and the sort key.
-_Column = tuple[str, bool, list[tuple[str, str]]]
+# A column's name, its values, and what formats them if it sorts by number; otherwise they are texts.
+_Column = tuple[str, Sequence[Any], Callable[[Any], str] | None]
 
 
 def _columns(analysis: Analysis) -> list[_Column]:
     """Return the columns of the table of trials."""
-
-    def column(name: str, values: Sequence[Any], shown: Callable[[Any], str] | None = None) -> _Column:
-        return name, shown is not None, [_cell(value, shown) for value in values]
-
-    trials, metric = analysis.trials, analysis.metric or ""
-    found = [
-        column("trial", [trial.trial_id for trial in trials]),
-        column("status", [trial.status.lower() for trial in trials]),
+    trials = analysis.trials
+    found: list[_Column] = [
+        ("trial", [trial.trial_id for trial in trials], None),
+        ("status", [trial.status.lower() for trial in trials], None),
     ]
     if analysis.is_scored:
-        found += [
-            column(metric, analysis.scores["last"].tolist(), _short),
-            column(f"best {metric}", analysis.scores["best"].tolist(), _short),
-            column("at iteration", analysis.scores["best_iteration"].tolist(), str),
-        ]
+        found.append((analysis.metric or "", analysis.scores["last"].tolist(), _short))
+        found.append((f"best {analysis.metric}", analysis.scores["best"].tolist(), _short))
+        found.append(("at iteration", analysis.scores["best_iteration"].tolist(), str))
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
-    times = trained.reindex(range(len(trials))).tolist()
-    found += [
-        column("iterations", list(map(iterations_of, trials)), str),
-        column("time", times, facts.duration),
-    ]
-    ranks = [ranks_of(trial) for trial in trials]
-    if any(ranks):
-        found.append(column("ranks", ranks, str))
+    found.append(("iterations", [iterations_of(trial) for trial in trials], str))
+    found.append(("time", trained.reindex(range(len(trials))).tolist(), facts.duration))
+    if any(ranks := [ranks_of(trial) for trial in trials]):
+        found.append(("ranks", ranks, str))
     for one in varying_parameters(analysis):
         numeric = one.kind == "numeric" or all(type(v) in (int, float, type(None)) for v in one.values)
-        found.append(column(one.name, one.values, _short if numeric else None))
+        found.append((one.name, one.values, _short if numeric else None))
     if errors := analysis.errors():
-        found.append(column("error", [error_line(errors.get(trial.trial_id)) for trial in trials]))
+        found.append(("error", [error_line(errors.get(trial.trial_id)) for trial in trials], None))
     return found
 
 
 def _cell(value: Any, shown: Callable[[Any], str] | None) -> tuple[str, str]:
+    """Return a value as text, and the number by which it is sorted."""
     if value is None or value is pd.NA or value != value:
         return "", ""
     if shown is None:

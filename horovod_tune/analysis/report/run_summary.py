@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,36 +16,29 @@ NOT_KNOWN = "not recorded"
 
 
 def usage(analysis: Analysis) -> tuple[float, float, int]:
-    """Return the CPU and GPU hours that trials reserved, and the number of trials for which they are known.
+    """Return the CPU and GPU seconds that trials reserved, and the number of trials for which they are known.
 
     A trial's resources count for its start-up and its training.
     """
-    held = (analysis.spans["end"] - analysis.spans["begin"]).groupby(analysis.spans["trial"]).sum() / 3600
-    known = [(hours, trial) for number, hours in held.items() if (trial := analysis.trials[number]).resources]
-    known = [(hours, trial) for hours, trial in known if trial.end_time is not None]
+    held = (analysis.spans["end"] - analysis.spans["begin"]).groupby(analysis.spans["trial"]).sum()
+    known = [(seconds, analysis.trials[number]) for number, seconds in held.items()]
+    known = [(seconds, trial) for seconds, trial in known if trial.resources and trial.end_time is not None]
     cpu, gpu = (
-        sum(hours * bundle.get(kind, 0.0) for hours, trial in known for bundle in trial.resources)
+        sum(seconds * bundle.get(kind, 0.0) for seconds, trial in known for bundle in trial.resources)
         for kind in ("CPU", "GPU")
     )
     return cpu, gpu, len(known)
 
 
-def wall_time_s(analysis: Analysis) -> float | None:
-    """Return the seconds from start to last activity, without the gaps between sessions."""
-    begin = analysis.record.start_time
+def wall_text(analysis: Analysis) -> str | None:
+    """Return the time from start to last activity, without the gaps between sessions; None if unknown."""
+    begin, sessions = analysis.record.start_time, len(analysis.record.sessions)
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
     if begin is None or not ends:
         return None
-    last, gaps = max(ends), analysis.session_gaps
-    return last - begin - sum(min(end, last) - min(start, last) for start, end in gaps)
-
-
-def wall_text(analysis: Analysis) -> str | None:
-    """Return the wall time as text, with a resumed search's number of sessions; None if unknown."""
-    wall, sessions = wall_time_s(analysis), len(analysis.record.sessions)
-    if wall is None:
-        return None
-    return duration(wall) + (f" in {sessions} sessions" if sessions > 1 else "")
+    last = max(ends)
+    gaps = sum(min(end, last) - min(start, last) for start, end in analysis.session_gaps)
+    return duration(last - begin - gaps) + (f" in {sessions} sessions" if sessions > 1 else "")
 
 
 def statuses(analysis: Analysis) -> str:
@@ -103,20 +97,22 @@ def trials_text(analysis: Analysis) -> str:
 
 
 def _ranks_text(analysis: Analysis) -> str:
-    found = Counter(ranks for trial in analysis.trials if (ranks := ranks_of(trial)) is not None)
-    if len(found) == 1:
-        return str(*found)
-    return ", ".join(f"{ranks} ({count} trials)" for ranks, count in sorted(found.items())) or NOT_KNOWN
+    return _tally(str(ranks) for trial in analysis.trials if (ranks := ranks_of(trial)) is not None)
 
 
 def _resources_text(analysis: Analysis) -> str:
-    found: Counter[str] = Counter()
+    texts = []
     for bundles in (trial.resources for trial in analysis.trials if trial.resources):
-        texts = [", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles]
-        found[" + ".join(filter(None, texts)) or "none"] += 1
-    if not found:
-        return NOT_KNOWN
-    return "; ".join(text if len(found) == 1 else f"{text} ({n} trials)" for text, n in found.most_common(4))
+        amounts = [", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles]
+        texts.append(" + ".join(filter(None, amounts)) or "none")
+    return _tally(texts)
+
+
+def _tally(texts: Iterable[str]) -> str:
+    """Return the most common of the trials' texts, each with its number of trials unless all are equal."""
+    found = Counter(texts)
+    listed = [text if len(found) == 1 else f"{text} ({n} trials)" for text, n in found.most_common(8)]
+    return "; ".join(listed) or NOT_KNOWN
 
 
 def _machines_text(analysis: Analysis) -> str:
@@ -132,29 +128,17 @@ def _machines_text(analysis: Analysis) -> str:
 
 def _usage_text(analysis: Analysis) -> str:
     cpu, gpu, counted = usage(analysis)
-    trials = len(analysis.trials)
     if not counted:
         return NOT_KNOWN
-    text = f"CPU: {hours(cpu)}, GPU: {hours(gpu)}"
-    return text if counted == trials else f"{text} ({counted} of {trials} trials counted)"
+    among = len(analysis.trials)
+    partly = "" if counted == among else f" ({counted} of {among} trials counted)"
+    return f"CPU: {duration(cpu)}, GPU: {duration(gpu)}{partly}"
 
 
 def _joined(pairs: Any) -> str:
     if not isinstance(pairs, dict):
         return ""
     return ", ".join(f"{name} {text_of(value)}" for name, value in pairs.items())
-
-
-def hours(amount: float) -> str:
-    """
-    >>> hours(12.34), hours(0.05), hours(0.002)
-    ('12.3 hours', '3.0 minutes', '7 seconds')
-    """
-    if amount == 0:
-        return "none"
-    if amount >= 1:
-        return f"{amount:.1f} hours"
-    return f"{amount * 60:.1f} minutes" if amount * 60 >= 1 else f"{amount * 3600:.0f} seconds"
 
 
 def duration(seconds: float) -> str:

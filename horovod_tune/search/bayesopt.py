@@ -38,8 +38,7 @@ from horovod_tune.search.search_arguments import (
     seed_of,
 )
 from horovod_tune.search.space.domains import SpaceError, from_mixed
-from horovod_tune.search.space.sampled import seeded
-from horovod_tune.search.space.search_space import SearchSpace
+from horovod_tune.search.space.search_space import SearchSpace, seeded
 
 logger = logging.getLogger(__name__)
 

@@ -32,6 +32,7 @@ def quasi_random_point(
     With `middle`, numeric parameters are in the middle of their ranges, unless that point is taken. With
     `safety`, points that are likely to fail are skipped; after eight of them, the safest is returned.
     """
+    ordered = [column.is_ordered for column in space.columns]
     passed_over: list[tuple[float, Point]] = []
     for _ in range(64):
         sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(seed))
@@ -41,7 +42,7 @@ def quasi_random_point(
         history.drawn += 1
         drawn = space.from_quantiles(quantiles)
         if middle:
-            middle, drawn = False, space.centered(drawn)
+            middle, drawn = False, space.snap(np.where(ordered, 0.5, drawn))
         point = space.canonical(drawn[0])
         if taken(point):
             continue

@@ -33,7 +33,7 @@ from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
 from horovod_tune.search.history import Ending, History, Trial, seed_for
 from horovod_tune.search.initial_design import quasi_random_point, remaining_point
 from horovod_tune.search.objectives import Objectives
-from horovod_tune.search.space.dimensions import FloatArray
+from horovod_tune.search.space.parameters import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: The number of quasi-random suggestions at the start, if trials report several times: a curve says more than

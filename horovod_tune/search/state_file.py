@@ -1,4 +1,4 @@
-"""The file a search is saved in: versioned JSON, so that reading it executes no code."""
+"""The file a search is saved in: versioned JSON, also of the space, so that reading it executes no code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
 
 from horovod_tune.errors import HorovodTuneError
 
@@ -75,3 +78,54 @@ def check_same_search(
             f"the saved search is over another space ({detail}). Start from its results with "
             "analysis=<the experiment's directory> instead"
         )
+
+
+def encode(spec: Any) -> Any:
+    """Return a space as JSON values.
+
+    Raises:
+        TypeError: For what JSON cannot express: functions, arrays, `tune.sample_from`.
+    """
+    # By exact type: a named tuple or a member of a string enum would come back as another value.
+    if spec is None or type(spec) in (bool, str, int, float):
+        return spec
+    if type(spec) is dict:
+        return {"dict": [[encode(key), encode(value)] for key, value in spec.items()]}
+    if type(spec) in (list, tuple):
+        return {type(spec).__name__: [encode(value) for value in spec]}
+    if isinstance(spec, Categorical):
+        return {"choice": [encode(value) for value in spec.categories]}
+    if isinstance(spec, (Float, Integer)):
+        sampler, step = spec.get_sampler(), None
+        if isinstance(sampler, Quantized):
+            sampler, step = sampler.get_sampler(), sampler.q
+        if isinstance(sampler, Normal):
+            kind, numbers = "normal", [sampler.mean, sampler.sd, step]
+        else:
+            kind = "float" if isinstance(spec, Float) else "integer"
+            numbers = [spec.lower, spec.upper, isinstance(sampler, LogUniform), step]
+        return {kind: [each.item() if isinstance(each, np.generic) else each for each in numbers]}
+    raise TypeError(f"{type(spec).__name__} has no JSON form")
+
+
+def decode(encoded: Any) -> Any:
+    """Return the space that `encode` encoded."""
+    if not isinstance(encoded, dict):
+        return encoded
+    ((kind, parts),) = encoded.items()
+    if kind == "dict":
+        return {decode(key): decode(value) for key, value in parts}
+    if kind in ("list", "tuple"):
+        return [decode(part) for part in parts] if kind == "list" else tuple(decode(part) for part in parts)
+    if kind == "choice":
+        return Categorical([decode(part) for part in parts]).uniform()
+    if kind == "normal":
+        mean, deviation, step = parts
+        return _quantized(Float(None, None).normal(mean, deviation), step)
+    lower, upper, log, step = parts
+    domain = Float(lower, upper) if kind == "float" else Integer(lower, upper)
+    return _quantized(domain.loguniform() if log else domain.uniform(), step)
+
+
+def _quantized(domain: Any, step: float | None) -> Domain:
+    return domain if step is None else domain.quantized(step)

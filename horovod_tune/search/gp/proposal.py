@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import minimize
 
-from horovod_tune.search.space.dimensions import FloatArray
+from horovod_tune.search.space.parameters import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: A grid with more values than this is optimised by gradients like a continuous parameter, and the result is
@@ -118,7 +118,7 @@ def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
 def _climb_smooth(
     acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
 ) -> tuple[FloatArray, float]:
-    columns = [space.feature_column(i) for i in smooth]
+    columns = [space.feature_starts[i] for i in smooth]
     # Central differences, all in one call: a call is hardly slower for many points than for one.
     steps = _STEP * np.eye(len(smooth))
     around = np.concatenate([np.zeros((1, len(smooth))), steps, -steps])

@@ -25,9 +25,17 @@ from horovod_tune import ray_compat
 from horovod_tune.search import state_file
 from horovod_tune.search.earlier_experiment import fit_into, read_previous
 from horovod_tune.search.gp.fitted_model import FitState
-from horovod_tune.search.history import Ending, History, Trial, as_number, reward, seed_for
+from horovod_tune.search.history import (
+    Ending,
+    History,
+    Objectives,
+    Trial,
+    as_number,
+    parse_limits,
+    reward,
+    seed_for,
+)
 from horovod_tune.search.initial_points import QueuedPoint, queue_points
-from horovod_tune.search.objectives import Objectives, parse_limits
 from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.search_arguments import (
     acquisition_of,
@@ -217,9 +225,10 @@ class BayesOptSearch(Searcher):
         if self._queue:
             queued = self._queue.pop(0)
             given = queued.exact
+            counts = self._history.counts
             for attempt in range(64):
                 point = queued.complete(space, self._seed + len(self._history.trials) + attempt)
-                if not self._history.counts[point]:
+                if not counts[point]:
                     break
         else:
             # One thread for linear algebra: the driver shares its machine with the trials, and threads that
@@ -240,7 +249,7 @@ class BayesOptSearch(Searcher):
                     f"all points of the search space have been suggested ({int(space.size)}); from here on "
                     "points are repeated, the most promising first",
                 )
-        self._history.add(Trial(trial_id, point))
+        self._history.trials[trial_id] = Trial(trial_id, point)
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -273,7 +282,7 @@ class BayesOptSearch(Searcher):
         if value is None and objectives.metrics[0] not in flat:
             value = trial.last
         trial.others.update(objectives.other_metrics_in(flat))
-        self._history.end(trial_id, objectives.final_value(trial, value), error)
+        trial.end(objectives.final_value(trial, value), error)
         time = as_number(flat.get(self._time_attr))
         trial.add_report(time, value)
         if not result:
@@ -446,7 +455,7 @@ class BayesOptSearch(Searcher):
         except SpaceError as error:
             logger.info("the search ignores trial %s: %s", trial_id, error)
             return False
-        self._history.add(Trial(trial_id, point))
+        self._history.trials[trial_id] = Trial(trial_id, point)
         return True
 
     def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:

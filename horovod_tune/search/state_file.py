@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
+from ray.tune.search.sample import Categorical, Float, Integer, LogUniform, Normal, Quantized
 
 from horovod_tune.errors import HorovodTuneError
 
@@ -32,10 +32,7 @@ def write(path: str, state: Mapping[str, Any]) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the state in `path`.
-
-    Raises `StateFileError` for a file that `write` did not write, or that is of another format version.
-    """
+    """Return the state in `path`; raise `StateFileError` for a file that `write` did not write."""
     try:
         state = json.loads(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -59,18 +56,20 @@ def read(path: str) -> dict[str, Any]:
 
 def check_same_search(
     state: Mapping[str, Any],
-    space: Mapping[str, str],
     metric: str | Sequence[str] | None,
     mode: str | Sequence[str] | None,
-    limits: Sequence[str] | None = None,
+    limits: list[str],
 ) -> None:
-    """Raise `StateFileError` if a state belongs to another space, metric, mode or limits."""
+    """Raise `StateFileError` if a state belongs to another metric, mode or limits."""
     for name, mine in (("metric", metric), ("mode", mode)):
         if mine is not None and state[name] is not None and state[name] != mine:
             raise StateFileError(f"the saved search has the {name} {state[name]!r}, this one {mine!r}")
-    if limits is not None and list(limits) != (before := state.get("limits", [])):
-        raise StateFileError(f"the saved search has the limits {before}, this one {list(limits)}")
-    saved = state["space"]
+    if limits != (before := state.get("limits", [])):
+        raise StateFileError(f"the saved search has the limits {before}, this one {limits}")
+
+
+def check_same_space(saved: Mapping[str, str], space: Mapping[str, str]) -> None:
+    """Raise `StateFileError` if a saved space is another one."""
     if list(saved.items()) != list(space.items()):
         names = sorted(name for name in {*saved, *space} if saved.get(name) != space.get(name))
         detail = "; ".join(f"{n}: saved {saved.get(n)}, now {space.get(n)}" for n in names) or "another order"
@@ -81,11 +80,7 @@ def check_same_search(
 
 
 def encode(spec: Any) -> Any:
-    """Return a space as JSON values.
-
-    Raises:
-        TypeError: For what JSON cannot express: functions, arrays, `tune.sample_from`.
-    """
+    """Return a space as JSON values; raise `TypeError` for functions, arrays and `tune.sample_from`."""
     # By exact type: a named tuple or a member of a string enum would come back as another value.
     if spec is None or type(spec) in (bool, str, int, float):
         return spec
@@ -121,11 +116,9 @@ def decode(encoded: Any) -> Any:
         return Categorical([decode(part) for part in parts]).uniform()
     if kind == "normal":
         mean, deviation, step = parts
-        return _quantized(Float(None, None).normal(mean, deviation), step)
-    lower, upper, log, step = parts
-    domain = Float(lower, upper) if kind == "float" else Integer(lower, upper)
-    return _quantized(domain.loguniform() if log else domain.uniform(), step)
-
-
-def _quantized(domain: Any, step: float | None) -> Domain:
+        domain = Float(None, None).normal(mean, deviation)
+    else:
+        lower, upper, log, step = parts
+        domain = Float(lower, upper) if kind == "float" else Integer(lower, upper)
+        domain = domain.loguniform() if log else domain.uniform()
     return domain if step is None else domain.quantized(step)

@@ -1,7 +1,7 @@
 """The functions that `search_quality.py` searches: their spaces, their optima and what makes them hard.
 
 All are minimised. `CHOSEN_ON` were used to choose the method, `HELD_OUT` were not, except that
-`digits_table`, with other seeds, was used to choose the scales of `horovod_tune.search.gp.output_scales`.
+`digits_table`, with other seeds, was used to choose the scales of `horovod_tune.search.gp.fitted_model`.
 `AS_WRITTEN` came after the method: spaces and metrics as users write them.
 """
 

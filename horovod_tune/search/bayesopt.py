@@ -25,9 +25,17 @@ from horovod_tune import ray_compat
 from horovod_tune.search import state_file
 from horovod_tune.search.earlier_experiment import fit_into, read_previous
 from horovod_tune.search.gp.fitted_model import FitState
-from horovod_tune.search.history import Ending, History, Trial, as_number, reward, seed_for
+from horovod_tune.search.history import (
+    Ending,
+    History,
+    Objectives,
+    Trial,
+    as_number,
+    parse_limits,
+    reward,
+    seed_for,
+)
 from horovod_tune.search.initial_points import QueuedPoint, queue_points
-from horovod_tune.search.objectives import Objectives, parse_limits
 from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.search_arguments import (
     acquisition_of,
@@ -38,8 +46,7 @@ from horovod_tune.search.search_arguments import (
     seed_of,
 )
 from horovod_tune.search.space.domains import SpaceError, from_mixed
-from horovod_tune.search.space.sampled import seeded
-from horovod_tune.search.space.search_space import SearchSpace
+from horovod_tune.search.space.search_space import SearchSpace, seeded
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +54,8 @@ logger = logging.getLogger(__name__)
 class BayesOptSearch(Searcher):
     """Suggest configurations by Bayesian optimisation, with any number of trials in flight.
 
-    A Gaussian process with a Matérn-5/2 kernel is fitted to the results. With one metric, and one report per
-    trial, results of running trials are drawn from it 16 times; the next suggestion maximises the logarithm
-    of expected improvement, averaged over the draws.
+    A Gaussian process is fitted to the results, and to the learning curves of trials that report several
+    times; the next suggestion maximises the expected improvement. The guide says what each trial teaches.
 
         search = ConcurrencyLimiter(BayesOptSearch(metric="loss", mode="min"), max_concurrent=4)
         tune.Tuner(trainable, param_space={"lr": tune.loguniform(1e-5, 1e-1), ...},
@@ -83,13 +89,8 @@ class BayesOptSearch(Searcher):
       suggestions alternate between quasi-random points and points where the earlier results were good. How
       much the earlier results count after that is learned from the new ones.
 
-    If trials report several times, the model learns from the curves of all trials, including running, paused
-    and stopped ones, and the search looks for the best result at the end of a full training. It uses one
-    report of each curve per doubling of the time, and the latest report. With several metrics or another
-    acquisition function, only the last report of each trial counts. A trial that fails, or whose metric is
-    NaN, infinite or far worse than all others, makes points near it less likely to be suggested. A trial that
-    ends without a metric is ignored. The search never ends before `num_samples`; when each point of a finite
-    space has been suggested, it logs a warning and begins to repeat the best points.
+    The search never ends before `num_samples`; when each point of a finite space has been suggested, it logs
+    a warning and begins to repeat the best points.
 
     Raises `SpaceError` (a `ValueError`) for a space or a point that cannot be used, `ValueError` or
     `TypeError` for other arguments.
@@ -174,8 +175,8 @@ class BayesOptSearch(Searcher):
         ray_compat.draw_with(_seeding)
         if not isinstance(self._metric, list):
             if self._is_restored:
-                own: dict[str, Any] = {"metric": self._metric, "mode": self._mode, "space": {}}
-                state_file.check_same_search(own, {}, metric, mode)
+                own = {"metric": self._metric, "mode": self._mode}
+                state_file.check_same_search(own, metric, mode, [])
             self._metric, self._mode = metric or self._metric, mode or self._mode
         stop = spec.get("stop")
         if self._optimizer.horizon is None and isinstance(stop, Mapping):
@@ -186,8 +187,7 @@ class BayesOptSearch(Searcher):
         if self._space_is_restored:
             space = SearchSpace(config)
             if space.dimension:
-                state = {"metric": None, "mode": None, "space": self._space.describe()}
-                state_file.check_same_search(state, space.describe(), None, None)
+                state_file.check_same_space(self._space.describe(), space.describe())
                 self._space = space
             self._space_is_restored = False
             return True
@@ -218,9 +218,10 @@ class BayesOptSearch(Searcher):
         if self._queue:
             queued = self._queue.pop(0)
             given = queued.exact
+            counts = self._history.counts
             for attempt in range(64):
                 point = queued.complete(space, self._seed + len(self._history.trials) + attempt)
-                if not self._history.counts[point]:
+                if not counts[point]:
                     break
         else:
             # One thread for linear algebra: the driver shares its machine with the trials, and threads that
@@ -241,22 +242,18 @@ class BayesOptSearch(Searcher):
                     f"all points of the search space have been suggested ({int(space.size)}); from here on "
                     "points are repeated, the most promising first",
                 )
-        self._history.add(Trial(trial_id, point))
+        self._history.trials[trial_id] = Trial(trial_id, point)
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Learn from a report of a running trial."""
         trial = self._history.trials.get(trial_id)
         if trial is not None:
-            objectives = self._objectives()
-            metric = objectives.metrics[0]
-            value, time = as_number(result.get(metric)), as_number(result.get(self._time_attr))
+            metric = self._objectives().metrics[0]
+            value = as_number(result.get(metric))
             if metric in result:
                 trial.last = value
-            trial.others.update(objectives.other_metrics_in(result))
-            trial.add_report(time, value)
-            if time is None and self._time_attr != TRAINING_ITERATION:
-                self._warn_of_missing_time(trial_id, result)
+            self._add_report(trial, result, value)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -270,24 +267,17 @@ class BayesOptSearch(Searcher):
             return
         trial = self._history.trials[trial_id]
         objectives = self._objectives()
-        value = as_number(flat.get(objectives.metrics[0]))
-        if value is None and objectives.metrics[0] not in flat:
-            value = trial.last
-        trial.others.update(objectives.other_metrics_in(flat))
-        self._history.end(trial_id, objectives.final_value(trial, value), error)
-        time = as_number(flat.get(self._time_attr))
-        trial.add_report(time, value)
-        if not result:
-            return
-        if time is None and self._time_attr != TRAINING_ITERATION:
-            self._warn_of_missing_time(trial_id, flat)
-        if trial.ending is Ending.UNKNOWN:
+        metric = objectives.metrics[0]
+        value = as_number(flat[metric]) if metric in flat else trial.last
+        self._add_report(trial, flat, value)
+        trial.end(objectives.final_value(trial, value), error)
+        if flat and trial.ending is Ending.UNKNOWN:
             self._warn_once(
                 "metric",
                 f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
                 f"learned nothing from it; it reported {_reported(flat, objectives.metrics)}",
             )
-        for limit in self._limits if trial.ending is Ending.SCORED else ():
+        for limit in self._limits if flat and trial.ending is Ending.SCORED else ():
             if objectives.latest(trial, limit.metric) is None:
                 self._warn_once(
                     str(limit),
@@ -324,10 +314,9 @@ class BayesOptSearch(Searcher):
         self._history.add_known("evaluated", space.point(config), number, error)
 
     def on_pause(self, trial_id: str) -> None:
-        """Keep a paused trial in flight. Called by HyperBandForBOHB."""
+        """Keep a paused trial in flight. Called by HyperBandForBOHB, as is `on_unpause`."""
 
-    def on_unpause(self, trial_id: str) -> None:
-        """See `on_pause`."""
+    on_unpause = on_pause
 
     def set_gp_params(self, **params: Any) -> None:
         """Change the Gaussian process.
@@ -424,14 +413,14 @@ class BayesOptSearch(Searcher):
         if state.get("empty"):
             return
         limits = [str(limit) for limit in self._limits]
-        state_file.check_same_search(state, space.describe(), self._metric, self._mode, limits)
+        state_file.check_same_search(state, self._metric, self._mode, limits)
+        state_file.check_same_space(state["space"], space.describe())
         self._is_restored = True
         self._seed = state["seed"]
         self._queue = [QueuedPoint.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state)
         self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
-        fits = state.get("fits", {})
-        self._optimizer.fit_states = {name: FitState(*saved) for name, saved in fits.items()}
+        self._optimizer.fit_states = {name: FitState(*fit) for name, fit in state.get("fits", {}).items()}
         endings, self._unread_endings = self._unread_endings, []
         for trial_id, result, error in endings:
             self.on_trial_complete(trial_id, result, error)
@@ -447,15 +436,19 @@ class BayesOptSearch(Searcher):
         except SpaceError as error:
             logger.info("the search ignores trial %s: %s", trial_id, error)
             return False
-        self._history.add(Trial(trial_id, point))
+        self._history.trials[trial_id] = Trial(trial_id, point)
         return True
 
-    def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
-        self._warn_once(
-            "time",
-            f"a report of trial {trial_id} has no number for the time_attr {self._time_attr!r}, so the "
-            f"search cannot place it on the learning curve; the report has {sorted(flat)}",
-        )
+    def _add_report(self, trial: Trial, flat: Mapping[str, Any], value: float | None) -> None:
+        time = as_number(flat.get(self._time_attr))
+        trial.others.update(self._objectives().other_metrics_in(flat))
+        trial.add_report(time, value)
+        if flat and time is None and self._time_attr != TRAINING_ITERATION:
+            self._warn_once(
+                "time",
+                f"a report of trial {trial.trial_id} has no number for the time_attr {self._time_attr!r}, so "
+                f"the search cannot place it on the learning curve; the report has {sorted(flat)}",
+            )
 
     def _warn_once(self, topic: str, message: str) -> None:
         if topic not in self._warned:
@@ -469,10 +462,8 @@ def _reported(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
     return f"{', '.join(wrong)} and also {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))
 
 
-@cache
-def _libraries() -> ThreadpoolController:
-    # Finding the loaded libraries takes milliseconds; NumPy's and SciPy's are loaded before the first call.
-    return ThreadpoolController()
+# Finding the loaded libraries takes milliseconds; NumPy's and SciPy's are loaded before the first call.
+_libraries = cache(ThreadpoolController)
 
 
 def _seeding(searcher: Any, tag: str) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ray.tune.search import bohb
 
-from horovod_tune.search.space.sampled import seeded
+from horovod_tune.search.space.search_space import seeded
 
 
 class TuneBOHB(bohb.TuneBOHB):

@@ -19,18 +19,18 @@ from horovod_tune.search.history import Ending, Trial
 _RATIO = 50.0
 #: How curves continue from a time is known once this many trials have been trained for longer.
 _KNOWN = 3
-#: Reports that are kept for each doubling of the time.
-_PER_DOUBLING = 1.0
 
 
 @dataclass(frozen=True)
 class CurveRows:
-    """What trials reported: `trials` are indices, `times` on the model's axis, `values` as reported."""
+    """What trials reported: `trials` are indices, `times` on the model's axis, `values` as reported.
+
+    `target` is the time that all trials are compared at, on the model's axis.
+    """
 
     trials: list[int]
     times: FloatArray
     values: FloatArray
-    #: The time that all trials are compared at, on the model's axis.
     target: float
 
 
@@ -65,9 +65,9 @@ def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[
 
 def _worsens(curve: Mapping[float, float], since: float, mode: str) -> bool:
     """Return True if a curve ends worse than it was at `since` (or in its first report, if that is later)."""
-    times = sorted(curve) or [math.inf]
-    if math.isinf(times[-1]):
+    if not curve:
         return False
+    times = sorted(curve)
     before = [time for time in times if time <= since]
     change = curve[times[-1]] - curve[before[-1] if before else times[0]]
     return change > 0 if mode == "min" else change < 0
@@ -104,5 +104,5 @@ def kept_times(curve: Iterable[float]) -> list[float]:
         if math.isinf(time) or time <= 0:
             last[2**30 if time > 0 else -(2**30)] = time
         else:
-            last[math.floor(_PER_DOUBLING * math.log2(time) + 1e-9)] = time
+            last[math.floor(math.log2(time) + 1e-9)] = time
     return list(last.values())

@@ -6,22 +6,18 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-import numpy as np
 from ray.tune.result import TRAINING_ITERATION
 
-from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.fitted_model import FittedModel
-from horovod_tune.search.gp.kernels import FloatArray
+from horovod_tune.search.gp.kernels import FloatArray, with_context
 from horovod_tune.search.history import Ending, Trial, as_number
 from horovod_tune.search.space.domains import MISSING, SpaceError, value_at
 from horovod_tune.search.space.search_space import SearchSpace
 
 
-@dataclass(frozen=True)
 class EarlierModel:
     """A model of the earlier results, whose mean enters the new model with a learned weight (see `kernels`).
 
@@ -29,18 +25,14 @@ class EarlierModel:
     are evaluated, if there are any.
     """
 
-    model: FittedModel
-    process: Conditioned
-    context: FloatArray
-
-    def in_context(self, features: FloatArray) -> FloatArray:
-        """Return the features of parameters with `context` appended."""
-        return np.concatenate([features, np.tile(self.context, (len(features), 1))], axis=1)
+    def __init__(self, model: FittedModel, context: FloatArray) -> None:
+        self.model, self.context, self._process = model, context, model.condition()
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the posterior mean less the constant mean, shape (points,); extra features are ignored."""
         parameters = self.model.features.shape[1] - len(self.context)
-        return self.process.predict(self.in_context(features[:, :parameters]))[0][:, 0] - self.process.mean
+        found, _ = self._process.predict(with_context(features[:, :parameters], self.context))
+        return found[:, 0] - self._process.mean
 
 
 #: The configuration and the metrics of each trial of an experiment, nested or with `/` in their names.

@@ -1,16 +1,19 @@
-"""The history of a search: every trial that it suggested or adopted, and how it ended."""
+"""What a search looks for, and its history: every trial that it suggested or adopted, and how it ended."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from horovod_tune.analysis.scoring import Limit, parse_limit
+from horovod_tune.search.gp.feasibility import diverged
+from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.space.search_space import Point
 
 
@@ -45,6 +48,16 @@ class Trial:
         if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
             self.curve[time] = value
 
+    def end(self, value: float | None, error: bool) -> None:
+        """Record how it ended; a trial that is run again after a failure may end a second time."""
+        self.value = None
+        if error or (value is not None and not math.isfinite(value)):
+            self.ending = Ending.FAILED
+        elif value is None:
+            self.ending = Ending.UNKNOWN
+        else:
+            self.ending, self.value = Ending.SCORED, value
+
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "ending": self.ending.value, "curve": list(self.curve.items())}
 
@@ -62,37 +75,25 @@ class History:
     """All trials in the order of their suggestion, which does not depend on when they ended."""
 
     trials: dict[str, Trial] = field(default_factory=dict)
-    counts: Counter[Point] = field(default_factory=Counter)
     #: Points drawn so far from the quasi-random sequence, including skipped ones.
     drawn: int = 0
     #: Results of an earlier experiment (`analysis`), not of this search.
     earlier: list[Trial] = field(default_factory=list)
 
-    def add(self, trial: Trial) -> None:
-        if trial.trial_id in self.trials:
-            self.counts[self.trials[trial.trial_id].point] -= 1
-        self.trials[trial.trial_id] = trial
-        self.counts[trial.point] += 1
+    @property
+    def counts(self) -> Counter[Point]:
+        """How often each point has been suggested."""
+        return Counter(trial.point for trial in self.trials.values())
 
     def add_known(self, source: str, point: Point, value: float | None, error: bool = False) -> None:
         """Add a trial that was evaluated elsewhere; its id is `source` and a number."""
         trial = Trial(f"{source}-{len(self.trials)}", point)
-        self.add(trial)
-        self.end(trial.trial_id, value, error)
-
-    def end(self, trial_id: str, value: float | None, error: bool) -> None:
-        """Record how a trial ended; a trial that is run again after a failure may end a second time."""
-        trial = self.trials[trial_id]
-        if error or (value is not None and not math.isfinite(value)):
-            trial.ending, trial.value = Ending.FAILED, None
-        elif value is None:
-            trial.ending, trial.value = Ending.UNKNOWN, None
-        else:
-            trial.ending, trial.value = Ending.SCORED, value
+        self.trials[trial.trial_id] = trial
+        trial.end(value, error)
 
     def rounds(self, size: float) -> int:
         """Return how often every point of a space of `size` points has been suggested already."""
-        counts = +self.counts
+        counts = self.counts
         return min(counts.values()) if counts and len(counts) >= size else 0
 
     def as_json(self) -> dict[str, Any]:
@@ -105,11 +106,73 @@ class History:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> History:
-        history = cls(drawn=state["drawn"])
-        for entry in state["trials"]:
-            history.add(Trial.from_json(entry))
-        history.earlier = [Trial.from_json(entry) for entry in state.get("earlier", ())]
-        return history
+        trials = [Trial.from_json(entry) for entry in state["trials"]]
+        earlier = [Trial.from_json(entry) for entry in state.get("earlier", ())]
+        return cls({trial.trial_id: trial for trial in trials}, state["drawn"], earlier)
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """`metrics` with the mode of each, "min" or "max"; `Trial.value` is a value of the first metric."""
+
+    metrics: tuple[str, ...]
+    modes: tuple[str, ...]
+    limits: tuple[Limit, ...] = ()
+
+    def latest(self, trial: Trial, metric: str) -> float | None:
+        """Return the last value of a metric that a trial reported."""
+        if metric != self.metrics[0]:
+            return trial.others.get(metric)
+        return trial.last if trial.value is None else trial.value
+
+    def keeps_limits(self, trial: Trial) -> bool:
+        """Return True if a trial's latest values keep every limit; an unknown value breaks its limit."""
+        return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
+
+    def final_value(self, trial: Trial, value: float | None) -> float | None:
+        """Return the first metric's `value`; if any metric is unknown or not finite, return that instead."""
+        values = [value, *(trial.others.get(metric) for metric in self.metrics[1:])]
+        if None in values:
+            return None
+        return next((each for each in values if each is not None and not math.isfinite(each)), value)
+
+    def score(self, trial: Trial, metric: str) -> float | None:
+        """Return a trial's latest value of one of `metrics`, larger being better."""
+        value = self.latest(trial, metric)
+        if value is None or self.modes[self.metrics.index(metric)] == "max":
+            return value
+        return -value
+
+    def scores(self, trials: Sequence[Trial], metric: str) -> FloatArray:
+        """Return the latest values of one of `metrics`, larger being better, shape (trials,)."""
+        return np.asarray([self.score(trial, metric) for trial in trials], dtype=float)
+
+    def split_failed(self, history: History) -> tuple[list[Trial], list[Trial]]:
+        """Return the trials with usable metrics, and those that failed or diverged."""
+        failed = [trial for trial in history.trials.values() if trial.ending is Ending.FAILED]
+        others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
+        lost: set[int] = set()
+        for metric in self.metrics:
+            scores = self.scores(others, metric)
+            known = np.flatnonzero(np.isfinite(scores))
+            lost |= {*known[diverged(-scores[known])].tolist()}
+        usable = [trial for i, trial in enumerate(others) if i not in lost]
+        return usable, failed + [others[i] for i in sorted(lost)]
+
+    def other_metrics_in(self, result: Mapping[str, Any]) -> dict[str, float]:
+        """Return a report's numbers for all metrics but the first, including those of the limits."""
+        names = {*self.metrics[1:], *(limit.metric for limit in self.limits)} - {self.metrics[0]}
+        found = {name: as_number(result.get(name)) for name in sorted(names)}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def parse_limits(limits: Sequence[str]) -> tuple[Limit, ...]:
+    """Read limits such as ``["latency_ms <= 20"]``; raises `TypeError` or `ValueError` for anything else."""
+    if isinstance(limits, str):
+        raise TypeError(f"limits must be a list, as in limits=[{limits!r}]")
+    if not isinstance(limits, list | tuple) or not all(isinstance(limit, str) for limit in limits):
+        raise TypeError(f'limits must be a list such as ["latency_ms <= 20"], got {limits!r}')
+    return tuple(parse_limit(limit) for limit in limits)
 
 
 def as_number(value: Any) -> float | None:

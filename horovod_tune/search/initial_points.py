@@ -56,8 +56,7 @@ def queue_points(
 ) -> tuple[list[QueuedPoint], list[tuple[Point, float]]]:
     """Check the user's points against the space; return those to run, and those with known results.
 
-    Raises `SpaceError`, which names the point and the parameter, for a point outside the space, a repeated
-    point, or rewards that do not match the points.
+    Raises `SpaceError`, which names the point and the parameter.
     """
     points = [] if points is None else points
     if not isinstance(points, Sequence):

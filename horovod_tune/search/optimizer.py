@@ -17,23 +17,21 @@ from numpy.typing import NDArray
 from horovod_tune.analysis.scoring import non_dominated
 from horovod_tune.search.curve_rows import axis, is_unfinished, rows_of, trials_with_open_end
 from horovod_tune.search.earlier_experiment import EarlierModel
-from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.feasibility import (
-    FailureModel,
-    Feasibility,
-    JointFeasibility,
-    LimitFeasibility,
-    slack,
+from horovod_tune.search.gp.acquisition import (
+    Acquisition,
+    Posterior,
+    PosteriorDraws,
+    averaged,
+    decayed,
+    is_scale_free,
 )
-from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
+from horovod_tune.search.gp.feasibility import FailureModel, Feasibility, joint, of_limit, slack
+from horovod_tune.search.gp.fitted_model import SOFTNESSES, FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
-from horovod_tune.search.gp.output_scales import SOFTNESSES
-from horovod_tune.search.gp.posterior import AveragedAcquisition, Posterior, PosteriorDraws
-from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
-from horovod_tune.search.history import Ending, History, Trial, seed_for
-from horovod_tune.search.initial_design import quasi_random_point, remaining_point
-from horovod_tune.search.objectives import Objectives
-from horovod_tune.search.space.dimensions import FloatArray
+from horovod_tune.search.gp.kernels import with_context
+from horovod_tune.search.history import Ending, History, Objectives, Trial, seed_for
+from horovod_tune.search.proposal import candidates, propose, quasi_random_point, remaining_point
+from horovod_tune.search.space.parameters import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: The number of quasi-random suggestions at the start, if trials report several times: a curve says more than
@@ -52,19 +50,18 @@ _EARLIER_POINTS = 150
 
 
 @dataclass(frozen=True)
-class SuggestState:
+class _SuggestState:
     """The input of one suggestion: the usable trials, the objectives, the probability of success."""
 
     space: SearchSpace
     usable: list[Trial]
     objectives: Objectives
-    #: The probability that a trial neither fails nor breaks a limit; None while no trial has
-    #: failed and `within_limits` is None.
-    feasibility: JointFeasibility | None
+    #: The probability that a trial neither fails nor breaks a limit.
+    feasibility: Feasibility
     #: The probability that a trial breaks no limit; None without limits, and while too little is known.
     within_limits: Feasibility | None
     acquisition: AcquisitionFunction
-    draws: int
+    seed: int
     earlier: EarlierModel | None
 
     def features_of(self, trials: Sequence[Trial]) -> FloatArray:
@@ -73,30 +70,28 @@ class SuggestState:
     def in_state(self, ending: Ending) -> list[Trial]:
         return [trial for trial in self.usable if trial.ending is ending]
 
-    def scores(self, trials: Sequence[Trial], metric: str) -> FloatArray:
-        """Return the values of a metric, larger being better, shape (trials,)."""
-        return np.asarray([self.objectives.score(trial, metric) for trial in trials], dtype=float)
+    def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_]:
+        """Return which of these trials, and of the points in flight, keep the limits; all if none does.
 
-    def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_] | None:
-        """Return which of these trials, and of the points in flight, keep the limits.
-
-        A point in flight counts as keeping them if that is more probable than not. Return None if
-        `within_limits` is None, or if no trial or point keeps the limits.
+        A point in flight counts as keeping them if that is more probable than not.
         """
         if self.within_limits is None:
-            return None
+            return np.ones(len(trials) + len(pending), dtype=bool)
         results = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
         found = np.concatenate([results, self.within_limits(pending) > np.log(0.5)])
         # With more results than a model takes, those that keep the limits may all be left out.
-        return found if found.any() else None
+        return found if found.any() else np.ones_like(found)
 
     def best(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
         """Return up to five points with the best scores; points that break a limit come after all others."""
         if self.within_limits is not None:
             allowed = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
             scores = np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))
-        points = np.asarray([trial.point for trial in trials])
-        return points[np.argsort(-scores, kind="stable")[:5]]
+        return _best_five(trials, scores)
+
+
+#: An acquisition, the number of rows in its model, and the points around which it may be largest.
+_Modelled = tuple[Acquisition, int, FloatArray]
 
 
 class Optimizer:
@@ -122,10 +117,10 @@ class Optimizer:
 
     def next_point(self, space: SearchSpace, history: History, seed: int, objectives: Objectives) -> Point:
         """Return the next point, one that has been suggested no more often than any other."""
-        rounds = history.rounds(space.size)
+        counts, rounds = history.counts, history.rounds(space.size)
 
         def taken(point: Point) -> bool:
-            return history.counts[point] > rounds
+            return counts[point] > rounds
 
         usable, failed = objectives.split_failed(history)
         by_curves = (
@@ -154,40 +149,28 @@ class Optimizer:
             return start if start is not None else remaining_point(space, taken, None, seed)
         self.learns_from_curves = by_curves
         within_limits = self._within_limits(space, usable, objectives)
-        feasibilities = [each for each in (safety, within_limits) if each is not None]
-        state = SuggestState(
+        state = _SuggestState(
             space,
             usable,
             objectives,
-            JointFeasibility(feasibilities, len(known)) if feasibilities else None,
+            joint([each for each in (safety, within_limits) if each is not None]),
             within_limits,
             decayed(self._acquisition, len(history.trials)),
             seed_for(seed, history, "draws"),
             earlier,
         )
-        acquisition: Acquisition
-        centres: FloatArray = np.empty((0, space.dimension))
         if asks_earlier and earlier is not None:
-            acquisition = Posterior(
-                earlier.model,
-                earlier.in_context(state.features_of(usable)),
-                state.feasibility,
-                state.acquisition,
-                state.draws,
-                earlier.context,
-                draw_results=not len(earlier.context),
-            )
-            points = np.asarray([trial.point for trial in history.earlier])
-            centres = points[np.argsort(-earlier(space.features(points)), kind="stable")[:5]]
-        elif state.feasibility is not None and within_limits and not any(map(objectives.keeps_limits, known)):
-            acquisition = state.feasibility
+            modelled = self._model_earlier(state, earlier, history.earlier)
+        elif within_limits is not None and not any(map(objectives.keeps_limits, known)):
+            modelled = state.feasibility, len(known), np.empty((0, space.dimension))
         elif by_curves:
-            acquisition, centres = self._model_curves(state)
+            modelled = self._model_curves(state)
         elif len(objectives.metrics) == 1:
-            acquisition, centres = self._model_final(state)
+            modelled = self._model_final(state)
         else:
-            acquisition, centres = self._model_pareto(state)
-        found = propose(acquisition, space, centres, taken, seed_for(seed, history, "proposal"))
+            modelled = self._model_pareto(state)
+        acquisition, rows, centres = modelled
+        found = propose(acquisition, rows, space, centres, taken, seed_for(seed, history, "proposal"))
         return found if found is not None else remaining_point(space, taken, acquisition, seed)
 
     def _earlier_model(
@@ -202,7 +185,7 @@ class Optimizer:
         if len(trials) < 2 or space.dimension == 0 or len(objectives.metrics) > 1:
             return None
         features = space.features([trial.point for trial in trials])
-        scores = np.asarray([objectives.score(trial, metric) for trial in trials], dtype=float)
+        scores = objectives.scores(trials, metric)
         context = np.empty(0)
         timed = len({time for trial in trials for time in trial.curve}) > 1
         if timed:
@@ -210,8 +193,7 @@ class Optimizer:
             context = np.asarray([rows.target])
             features, scores = np.column_stack([features[rows.trials], rows.times]), scores[rows.trials]
         options = replace(self._options_with_scales, process_points=_EARLIER_POINTS)
-        model = self._fit(f"earlier {metric}", features, scores, space, options, timed)
-        return EarlierModel(model, model.condition(), context)
+        return EarlierModel(self._fit(f"earlier {metric}", features, scores, space, options, timed), context)
 
     @property
     def _options_with_scales(self) -> ModelOptions:
@@ -220,24 +202,33 @@ class Optimizer:
             return replace(self.options, softnesses=SOFTNESSES)
         return self.options
 
-    def _model_final(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return two things: the acquisition, from the trials' last results, and the best points."""
+    def _model_earlier(self, state: _SuggestState, earlier: EarlierModel, trials: list[Trial]) -> _Modelled:
+        """Model the earlier experiment's `trials` alone."""
+        pending = with_context(state.features_of(state.usable), earlier.context)
+        acquisition = Posterior(
+            earlier.model, pending, state.feasibility, state.acquisition, state.seed, earlier.context
+        )
+        rows = len(earlier.model.features) + len(pending)
+        return acquisition, rows, _best_five(trials, earlier(state.features_of(trials)))
+
+    def _model_final(self, state: _SuggestState) -> _Modelled:
+        """Model the trials' last results."""
         scored, metric = state.in_state(Ending.SCORED), state.objectives.metrics[0]
-        scores, features = state.scores(scored, metric), state.features_of(scored)
+        scores, features = state.objectives.scores(scored, metric), state.features_of(scored)
         options = self._options_with_scales
         model = self._fit(metric, features, scores, state.space, options, task=state.earlier)
         pending = state.features_of(state.in_state(Ending.RUNNING))
         allowed = state.allowed([scored[i] for i in model.kept], pending)
         acquisition = Posterior(
-            model, pending, state.feasibility, state.acquisition, state.draws, allowed=allowed
+            model, pending, state.feasibility, state.acquisition, state.seed, allowed=allowed
         )
-        return acquisition, state.best(scored, scores)
+        return acquisition, len(model.features) + len(pending), state.best(scored, scores)
 
-    def _model_pareto(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return the acquisition for several metrics, and up to ten points of the Pareto front."""
+    def _model_pareto(self, state: _SuggestState) -> _Modelled:
+        """Model several metrics; the points are up to ten of the Pareto front."""
         space, objectives = state.space, state.objectives
         scored = state.in_state(Ending.SCORED)
-        each = [state.scores(scored, metric) for metric in objectives.metrics]
+        each = [objectives.scores(scored, metric) for metric in objectives.metrics]
         ranks = np.mean([np.argsort(np.argsort(scores, kind="stable")) for scores in each], axis=0)
         # If there are too many trials, all metrics keep the same ones.
         kept = thin(ranks, self.options.process_points)
@@ -247,22 +238,22 @@ class Optimizer:
             PosteriorDraws(
                 self._fit(metric, features, scores[kept], space, self.options),
                 pending,
-                state.draws + number,
+                state.seed + number,
             )
             for number, (metric, scores) in enumerate(zip(objectives.metrics, each, strict=True))
         ]
         allowed = state.allowed([scored[i] for i in kept], pending)
-        if allowed is None:
-            allowed = np.ones(len(points) + len(pending), dtype=bool)
         front = non_dominated(np.stack([scores[kept] for scores in each], axis=1), ["max"] * len(each))
         centres = points[front][:10]
-        pool = space.features(candidates(space, centres, 256, np.random.default_rng(state.draws)))
-        return HypervolumeGain(drawn, allowed, state.feasibility, state.draws, pool), centres
+        pool = space.features(candidates(space, centres, 256, np.random.default_rng(state.seed)))
+        gain = HypervolumeGain(drawn, allowed, state.feasibility, state.seed, pool)
+        return gain, len(features) + len(pending), centres
 
-    def _model_curves(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return two things: the acquisition for full trainings, from the curves, and the best points."""
+    def _model_curves(self, state: _SuggestState) -> _Modelled:
+        """Model the learning curves, for the results of full trainings."""
         space, usable = state.space, state.usable
         rows = rows_of(usable, self.horizon)
+        context = np.asarray([rows.target])
         points = state.features_of(usable)
         gains = rows.values if state.objectives.modes[0] == "max" else -rows.values
         model = self._fit(
@@ -274,49 +265,48 @@ class Optimizer:
             timed=True,
             task=state.earlier,
         )
+
+        def ends_of(trials: Sequence[Trial]) -> FloatArray:
+            return with_context(state.features_of(trials), context)
+
         # Most unfinished trials wait at a rung or were stopped there. The model gets their expected final
         # values instead of draws: if the final value of a stopped trial stayed uncertain, the search would
         # keep suggesting similar trials.
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
-        ends = model.condition().predict(_at(rows.target, state.features_of(begun)))[0][:, 0]
+        ends = model.condition().predict(ends_of(begun))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
         silent = [trial for trial in state.in_state(Ending.RUNNING) if max(trial.curve, default=0.0) <= 0]
-        pending = _at(rows.target, state.features_of(begun + silent))
-        context = np.asarray([rows.target])
+        pending = ends_of(begun + silent)
         # Trials are compared by predicted final values, since a curve may get worse later. If too few others
         # have trained for longer to tell whether that happens, a trial's latest report counts too.
         reported = [usable[i] for i in sorted(set(rows.trials))]
         ahead = trials_with_open_end(reported, rows.target, state.objectives.modes[0])
-        rivals = np.concatenate(
-            [
-                np.column_stack([state.features_of(ahead), [axis(max(trial.curve)) for trial in ahead]]),
-                _at(rows.target, state.features_of(reported + silent)),
-            ]
-        )
+        latest = np.column_stack([state.features_of(ahead), [axis(max(trial.curve)) for trial in ahead]])
+        rivals = np.concatenate([latest, ends_of(reported + silent)])
         allowed = state.allowed(ahead + reported, state.features_of(silent))
-        few = len(model.features) + len(pending) <= _AVERAGED_ROWS
-        posterior = AveragedAcquisition(
-            [
-                Posterior(
-                    each,
-                    pending,
-                    state.feasibility,
-                    state.acquisition,
-                    state.draws + number,
-                    context,
-                    draw_results=False,
-                    expected=len(begun),
-                    allowed=allowed,
-                    rivals=rivals,
-                )
-                for number, each in enumerate(model.drawn(_HYPERPARAMETERS if few else 1, state.draws))
-            ]
-        )
-        return posterior, state.best(usable, posterior.means(points))
+        number = len(model.features) + len(pending)
+        posteriors = [
+            Posterior(
+                each,
+                pending,
+                state.feasibility,
+                state.acquisition,
+                state.seed + index,
+                context,
+                expected=len(begun),
+                allowed=allowed,
+                rivals=rivals,
+            )
+            for index, each in enumerate(
+                model.drawn(_HYPERPARAMETERS if number <= _AVERAGED_ROWS else 1, state.seed)
+            )
+        ]
+        means = np.mean([each.means(points) for each in posteriors], axis=0)
+        return averaged(posteriors), number, state.best(usable, means)
 
     def _within_limits(
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives
-    ) -> JointFeasibility | None:
+    ) -> Feasibility | None:
         """Return the probability that all limits are kept; None if no limit has two known values."""
         # The values are scaled by `slack` below: the limit is at 0 and outliers are compressed.
         options = replace(self.options, fixed_noise=None, linear_depth=math.inf)
@@ -328,11 +318,12 @@ class Optimizer:
             ]
             if len(known) < 2:
                 continue
-            features = space.features(np.asarray([point for point, _ in known]))
-            values = np.asarray([value for _, value in known])
+            points, values = map(np.asarray, zip(*known, strict=True))
             left = slack(values, limit.bound, upwards=limit.sense.startswith(">"))
-            feasibilities.append(LimitFeasibility(self._fit(str(limit), features, left, space, options)))
-        return JointFeasibility(feasibilities, len(trials)) if feasibilities else None
+            feasibilities.append(
+                of_limit(self._fit(str(limit), space.features(points), left, space, options))
+            )
+        return joint(feasibilities) if feasibilities else None
 
     def _fit(
         self,
@@ -354,6 +345,6 @@ class Optimizer:
         return model
 
 
-def _at(time: float, features: FloatArray) -> FloatArray:
-    """Return `features`, shape (points, features), with one more: the time, on the model's axis."""
-    return np.concatenate([features, np.full((len(features), 1), time)], axis=1)
+def _best_five(trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
+    points = np.asarray([trial.point for trial in trials])
+    return points[np.argsort(-scores, kind="stable")[:5]]

@@ -17,9 +17,73 @@ from horovod_tune.large_batch import bounds
 from horovod_tune.ray_compat import mend_paused_trials, reports_of
 from horovod_tune.ray_compat.concurrency_slots import acquire_slot, release_slot
 from horovod_tune.search.history import as_number
-from horovod_tune.search.rungs import Rungs
 
 logger = logging.getLogger(__name__)
+
+
+class Rungs:
+    """Which trials wait, and which one continues; `levels` are the times of the rungs, increasing.
+
+    >>> rungs = Rungs([2, 6], factor=2)
+    >>> [rungs.reach("a", 2, 0.5), rungs.next()]
+    [True, None]
+    >>> [rungs.reach("b", 2, 0.4), rungs.next()]
+    [True, 'a']
+    """
+
+    def __init__(self, levels: list[float], factor: float) -> None:
+        self.levels, self._factor = levels, factor
+        #: What trials reported at each rung, larger being better.
+        self.values: list[dict[str, float]] = [{} for _ in levels]
+        #: The index of the last rung that each trial has reached; -1 for none.
+        self.rung_of: dict[str, int] = {}
+        self.waiting: set[str] = set()
+
+    def reach(self, trial: str, time: float, value: float) -> bool:
+        """Record a report of a trial that does not wait; return True if it now waits at a rung."""
+        reached = sum(time >= level for level in self.levels) - 1
+        before = self.rung_of.setdefault(trial, -1)
+        if reached <= before:
+            return False
+        for rung in range(before + 1, reached + 1):
+            self.values[rung][trial] = value
+        self.rung_of[trial] = reached
+        self.waiting.add(trial)
+        return True
+
+    def rank(self, trial: str) -> tuple[int, int]:
+        """Return a trial's place (from 1) at its last rung, and how many trials have reached that rung."""
+        values = self.values[self.rung_of[trial]]
+        return 1 + sum(value > values[trial] for value in values.values()), len(values)
+
+    def is_good(self, trial: str) -> bool:
+        """Return True if a trial is among the best at the rung where it waits; the best one always is."""
+        place, of = self.rank(trial)
+        return place <= max(of / self._factor, 1)
+
+    def next(self) -> str | None:
+        """Promote and return the next trial to continue, from the highest rung possible, or None."""
+        for values, trials in self._furthest_first():
+            best = sorted(values, key=lambda trial: values[trial], reverse=True)
+            for trial in best[: int(len(values) / self._factor + 1e-9)]:
+                if trial in trials:
+                    self.waiting.remove(trial)
+                    return trial
+        return None
+
+    def best_waiting(self) -> str:
+        """Promote and return the best trial at the highest rung where any waits; at least one must wait."""
+        values, trials = next((values, trials) for values, trials in self._furthest_first() if trials)
+        best = max(trials, key=lambda trial: values[trial])
+        self.waiting.remove(best)
+        return best
+
+    def _furthest_first(self) -> list[tuple[dict[str, float], list[str]]]:
+        """Return each rung's values and its waiting trials in order of arrival, the highest rung first."""
+        return [
+            (values, [trial for trial in values if trial in self.waiting and self.rung_of[trial] == rung])
+            for rung, values in reversed(list(enumerate(self.values)))
+        ]
 
 
 class PromotingASHA(TrialScheduler):
@@ -80,13 +144,13 @@ class PromotingASHA(TrialScheduler):
             levels.append(levels[-1] * reduction_factor)
         self._rungs = Rungs(levels, reduction_factor)
         self._trials: dict[str, Trial] = {}
-        # Trials that were continued and have not reported since.
-        self._continuing: list[str] = []
+        # Trials that were continued and have not reported since, in order.
+        self._continuing: dict[str, None] = {}
         # Trials that were trained to the end, and those that ended at a rung.
         self._finished: set[str] = set()
         self._ended_at_rung: set[str] = set()
         # Trials that are paused before a checkpoint exists; pausing saves the last commit, if there is one.
-        self._tries_to_pause: list[str] = []
+        self._tries_to_pause: set[str] = set()
         # By rung: True if pausing one of these trials saved a checkpoint.
         self._saves: dict[int, bool] = {}
         # Trials that failed while being paused; after the retry they pause at their next report.
@@ -99,9 +163,8 @@ class PromotingASHA(TrialScheduler):
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         if (self._metric and metric) or (self._mode and mode):
             return False
-        self._metric, self._mode = metric or self._metric, mode or self._mode
-        if self._metric is None and self._mode:
-            self._metric = DEFAULT_METRIC
+        self._mode = mode or self._mode
+        self._metric = metric or self._metric or (DEFAULT_METRIC if self._mode else None)
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
@@ -117,8 +180,7 @@ class PromotingASHA(TrialScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
         trial_id = trial.trial_id
-        if trial_id in self._continuing:
-            self._continuing.remove(trial_id)
+        self._continuing.pop(trial_id, None)
         if trial_id in self._failed_waiting:
             self._failed_waiting.remove(trial_id)
             self._rungs.waiting.add(trial_id)
@@ -143,14 +205,14 @@ class PromotingASHA(TrialScheduler):
         if gain == -math.inf:
             return self._end_at_rung(tune_controller, trial_id)
         place, of = self._rungs.rank(trial_id)
-        saves = self._saves.get(self._rungs.rung_of(trial_id))
+        saves = self._saves.get(self._rungs.rung_of[trial_id])
         if not (saves or result.get(SHOULD_CHECKPOINT) or trial.checkpoint is not None):
             if self._rungs.is_good(trial_id):
                 self._rungs.waiting.remove(trial_id)
                 return TrialScheduler.CONTINUE
             if saves is False:
                 return self._end_at_rung(tune_controller, trial_id)
-            self._tries_to_pause.append(trial_id)
+            self._tries_to_pause.add(trial_id)
             following = None
         else:
             following = self._rungs.next()
@@ -227,31 +289,29 @@ class PromotingASHA(TrialScheduler):
         place, of = self._rungs.rank(trial_id)
         logger.info("trial %s continues: number %d of %d trials at its rung", trial_id, place, of)
         acquire_slot(controller, trial_id)
-        self._continuing.append(trial_id)
+        self._continuing[trial_id] = None
 
     def _forget(self, trial_id: str) -> None:
         self._rungs.waiting.discard(trial_id)
-        if trial_id in self._continuing:
-            self._continuing.remove(trial_id)
-        if trial_id in self._tries_to_pause:
-            self._tries_to_pause.remove(trial_id)
+        self._continuing.pop(trial_id, None)
+        self._tries_to_pause.discard(trial_id)
 
     def _end_those_without_checkpoint(self, controller: Any) -> None:
         """End paused trials whose pause saved no checkpoint: they could only start over."""
-        for trial_id in [each for each in self._tries_to_pause if self._trials[each].status == Trial.PAUSED]:
+        for trial_id, trial in self._trials.items():
+            if trial_id not in self._tries_to_pause or trial.status != Trial.PAUSED:
+                continue
             self._tries_to_pause.remove(trial_id)
-            trial = self._trials[trial_id]
             if trial.checkpoint is None and not self._saves:
                 logger.warning(
                     "trial %s reached a rung without a checkpoint, so PromotingASHA cannot pause trials "
                     "at that rung: it ends those that are not among the best",
                     trial_id,
                 )
-            self._saves[self._rungs.rung_of(trial_id)] = trial.checkpoint is not None
-            if trial.checkpoint is not None:
-                continue
-            acquire_slot(controller, trial_id)
-            controller.stop_trial(trial)
+            self._saves[self._rungs.rung_of[trial_id]] = trial.checkpoint is not None
+            if trial.checkpoint is None:
+                acquire_slot(controller, trial_id)
+                controller.stop_trial(trial)
 
     def _continue_best(self, controller: Any) -> Trial | None:
         """Continue the best trial if none has been trained to the end; otherwise end those that wait."""
@@ -284,7 +344,7 @@ class PromotingASHA(TrialScheduler):
         between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
         if trial.status != Trial.PENDING:
             return
-        if not waits or time - between >= self._rungs.levels[self._rungs.rung_of(trial.trial_id)]:
+        if not waits or time - between >= self._rungs.levels[self._rungs.rung_of[trial.trial_id]]:
             acquire_slot(controller, trial.trial_id)
             return
         self._rungs.waiting.add(trial.trial_id)
@@ -292,4 +352,4 @@ class PromotingASHA(TrialScheduler):
         trial.set_status(Trial.PAUSED)
         release_slot(controller, trial.trial_id)
         if trial.checkpoint is None:
-            self._tries_to_pause.append(trial.trial_id)
+            self._tries_to_pause.add(trial.trial_id)

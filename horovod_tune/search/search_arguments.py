@@ -35,11 +35,7 @@ _REMOVED = {
 
 
 def refuse_removed(given: Mapping[str, Any]) -> None:
-    """Warn of each removed argument that has Ray's default value.
-
-    Raises:
-        TypeError: An argument has another value, or is unknown to Ray's class as well.
-    """
+    """Warn of each removed argument that has Ray's default value; raise `TypeError` for all others."""
     for name, value in given.items():
         if name not in _REMOVED:
             raise TypeError(f"BayesOptSearch has no argument {name!r}")
@@ -50,7 +46,6 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
 
 
 def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> None:
-    """Raise ValueError if an argument is of the wrong type or out of bounds."""
     if time_attr is not None:
         check_metric_name("time_attr", time_attr)
     if max_t is not None:
@@ -60,10 +55,9 @@ def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> Non
 
 
 def check_metrics(metric: Any, mode: Any) -> tuple[Any, Any]:
-    """Return metric and mode, each None, a string or a list of strings.
+    """Return metric and mode, each None, a string or a list of strings; raise `ValueError` for others.
 
-    Raises `ValueError` if one of them is invalid, or they do not match. Their order matters, so sets and
-    dictionaries are refused.
+    Their order matters, so sets and dictionaries are refused.
     """
     if metric is None or isinstance(metric, str):
         if metric is not None:
@@ -82,32 +76,22 @@ def check_metrics(metric: Any, mode: Any) -> tuple[Any, Any]:
 
 
 def seed_of(random_state: Any) -> int:
-    """Return the seed of a `random_state`; None gives a new one each time.
-
-    Raises `ValueError` for anything but an integer of 0 or more, a NumPy generator or None.
-    """
+    """Return the seed of a `random_state`; None gives a new one each time."""
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**32))
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(2**31))
-    if (
-        isinstance(random_state, (int, np.integer))
-        and not isinstance(random_state, bool)
-        and random_state >= 0
-    ):
-        return int(random_state)
-    raise ValueError(
-        f"random_state must be an integer of 0 or more, a NumPy generator or None, got {random_state!r}"
-    )
+    if isinstance(random_state, bool) or not isinstance(random_state, Integral) or random_state < 0:
+        raise ValueError(
+            f"random_state must be an integer of 0 or more, a NumPy generator or None, got {random_state!r}"
+        )
+    return int(random_state)
 
 
 def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -> ModelOptions:
-    """Return `base` with the options that `params` set.
-
-    Raises `ValueError` for an unknown name or a value out of bounds.
-    """
+    """Return `base` with the options that `params` set."""
     options = base or ModelOptions()
     for name, value in _dictionary("gp_params", params).items():
         if name == "alpha":
@@ -134,10 +118,6 @@ def acquisition_of(
 
     `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`,
     `kappa_decay`, `kappa_decay_delay`.
-
-    Raises:
-        ValueError: Both arguments are given, a kind or a key is unknown, or a number is out of bounds.
-        TypeError: The object cannot be used here.
     """
     if utility_kwargs is not None:
         if acquisition_function is not None:

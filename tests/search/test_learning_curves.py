@@ -17,7 +17,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from horovod_tune.search import BayesOptSearch, optimizer
 from horovod_tune.search.curve_rows import axis, rows_of
-from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.gp.acquisition import Posterior
 from horovod_tune.search.history import Ending, Trial
 
 METRIC = "loss"

@@ -13,9 +13,10 @@ from ray import tune
 
 from horovod_tune.analysis.scoring import hypervolume
 from horovod_tune.search import BayesOptSearch
+from horovod_tune.search.gp.acquisition import PosteriorDraws
+from horovod_tune.search.gp.feasibility import joint
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
-from horovod_tune.search.gp.posterior import PosteriorDraws
 
 SQUARE = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
 Told = list[tuple[dict[str, Any], dict[str, float]]]
@@ -186,7 +187,7 @@ def test_the_gain_is_the_hypervolume_improvement() -> None:
     exactly = ModelOptions(fixed_noise=1e-6)
     models = [FittedModel(features, each, np.arange(2), exactly) for each in values]
     drawn = [PosteriorDraws(model, features[:0], 2 + n) for n, model in enumerate(models)]
-    gain = HypervolumeGain(drawn, np.ones(6, dtype=bool), None, 2, features)
+    gain = HypervolumeGain(drawn, np.ones(6, dtype=bool), joint([]), 2, features)
     queries = generator.random((25, 2))
     known = np.stack([one.values.mean(axis=1) for one in drawn], axis=1)
     corner = gain._reference[:, 0, 0, 0]

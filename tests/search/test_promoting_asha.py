@@ -21,7 +21,7 @@ from ray.tune.search.search_generator import SearchGenerator
 
 from horovod_tune.ray_compat import time_attr_of
 from horovod_tune.search import PromotingASHA
-from horovod_tune.search.rungs import Rungs
+from horovod_tune.search.promoting_asha import Rungs
 
 EPOCHS, SAMPLES, AT_ONCE = 9, 30, 3
 

@@ -1,19 +1,28 @@
-"""Acquisition functions in bayesian-optimization's interface: `base_acq(mean, std)`, larger is better."""
+"""How much a point is worth: bayesian-optimization's acquisition functions, averaged over the posterior.
+
+Targets are maximised here, whatever the search's mode.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement
+from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, ProbabilityOfImprovement
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
+from scipy.stats import norm, qmc
 
 from horovod_tune.large_batch import bounds
+from horovod_tune.search.gp.feasibility import Feasibility
+from horovod_tune.search.gp.fit import Conditioned
+from horovod_tune.search.gp.fitted_model import FittedModel
+from horovod_tune.search.gp.kernels import FloatArray, with_context
 
-FloatArray = NDArray[np.floating[Any]]
+#: Maps features, shape (queries, features), to how much these points are worth, shape (queries,).
+Acquisition = Callable[[FloatArray], FloatArray]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
@@ -76,3 +85,118 @@ def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFu
         for own.i in range(1, suggestions + 1):
             own.decay_exploration()  # type: ignore[attr-defined]
     return own
+
+
+_NOTHING = np.empty(0)
+#: The number of joint draws of results and points in flight, and the most points that are drawn jointly.
+DRAWS, _MOST_DRAWN = 16, 400
+
+
+class PosteriorDraws:
+    """The posterior of one metric, as several equally probable processes that share their points.
+
+    `pending`, shape (points, features), are the points in flight. The results are drawn too, unless they are
+    those of learning curves. The first `expected` points in flight get their expected values instead of
+    draws: the best of many draws is far better than the best trial will be.
+    """
+
+    def __init__(
+        self,
+        model: FittedModel,
+        pending: FloatArray,
+        seed: int,
+        expected: int = 0,
+    ) -> None:
+        known, features, results = model.condition(), model.features, model.targets
+        noise = np.full(len(features) + expected, model.covariance.noise)
+        if expected:
+            results = np.concatenate([results, known.predict(pending[:expected])[0][:, 0]])
+            features, pending = np.concatenate([features, pending[:expected]]), pending[expected:]
+            known = Conditioned(features, results[:, None], noise, model.covariance, known.mean)
+        points = np.concatenate([features, pending])
+        if len(points) > _MOST_DRAWN:
+            targets = np.concatenate([results, known.predict(pending)[0][:, 0]])[:, None]
+        elif not model.timed:
+            targets = _draws(known, points, seed)
+            noise = np.full(len(features), 1e-6)
+        elif len(pending):
+            drawn = _draws(known, pending, seed)
+            targets = np.concatenate([np.tile(results[:, None], drawn.shape[1]), drawn])
+        else:
+            targets = results[:, None]
+        noise = np.concatenate([noise, np.full(len(pending), noise.min())])
+        self.process = Conditioned(points, targets, noise, model.covariance, mean=known.mean)
+        #: The metric without noise at the results and at the points in flight, shape (points, draws).
+        self.values = targets if not model.timed and targets.shape[1] > 1 else self.process.predict(points)[0]
+
+
+def _draws(known: Conditioned, points: FloatArray, seed: int) -> FloatArray:
+    """Return joint quasi-random draws at `points`, without noise, shape (points, draws)."""
+    mean, covariance = known.predict_joint(points)
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > 1e-10 * max(float(values[-1]), 1e-12)
+    root = vectors[:, kept] * np.sqrt(values[kept])
+    uniform = qmc.Sobol(root.shape[1], seed=np.random.default_rng(seed)).random(DRAWS)
+    return mean + root @ norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9)).T
+
+
+class Posterior:
+    """An acquisition function over the model space, given the points in flight and their feasibility.
+
+    `pending` and `expected` are those of `PosteriorDraws`. `context` has the features that follow each
+    query's own: the time at which learning curves are compared. The value to beat is the best at `rivals`,
+    shape (points, features and context); if None, at the model's own points and those in flight. `allowed`
+    selects the points that count, at least one; None selects all.
+    """
+
+    def __init__(
+        self,
+        model: FittedModel,
+        pending: FloatArray,
+        feasibility: Feasibility,
+        acquisition: AcquisitionFunction,
+        seed: int,
+        context: FloatArray = _NOTHING,
+        expected: int = 0,
+        allowed: NDArray[np.bool_] | None = None,
+        rivals: FloatArray | None = None,
+    ) -> None:
+        self._feasibility, self._context = feasibility, context
+        self._model, self._acquisition = model, acquisition
+        drawn = PosteriorDraws(model, pending, seed, expected)
+        self._process = drawn.process
+        values = drawn.values if rivals is None else self._process.predict(rivals)[0]
+        self.incumbents = (values if allowed is None else values[allowed]).max(axis=0)
+
+    def means(self, features: FloatArray) -> FloatArray:
+        """Return the mean over the draws at `features`, shape (queries, features): shape (queries,)."""
+        return self._process.predict(with_context(features, self._context))[0].mean(axis=1)
+
+    def __call__(self, features: FloatArray) -> FloatArray:
+        """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
+        means, stds = self._process.predict(with_context(features, self._context))
+        stds = np.broadcast_to(stds[:, None], means.shape)
+        log_feasible = self._feasibility(features)
+        scale, offset, best = self._model.scale, self._model.offset, self.incumbents
+        if not is_scale_free(self._acquisition):
+            means, stds, best = means * scale + offset, stds * scale, best * scale + offset
+        if isinstance(self._acquisition, (ExpectedImprovement, ProbabilityOfImprovement)):
+            self._acquisition.y_max = best
+        values = self._acquisition.base_acq(means, stds)
+        # Expectations and probabilities are multiplied by the probability that the trial is feasible. The
+        # logarithm of that probability is added to log EI, and to confidence bounds in the objective's unit.
+        if isinstance(self._acquisition, LogExpectedImprovement):
+            return np.asarray(np.logaddexp.reduce(values, axis=1) - np.log(values.shape[1]) + log_feasible)
+        if isinstance(self._acquisition, (ExpectedImprovement, ProbabilityOfImprovement)):
+            return values.mean(axis=1) * np.exp(log_feasible)
+        return values.mean(axis=1) + scale * log_feasible
+
+
+def averaged(acquisitions: Sequence[Acquisition]) -> Acquisition:
+    """Return the logarithm of the mean of acquisitions that are logarithms themselves."""
+
+    def log_mean(features: FloatArray) -> FloatArray:
+        values = np.stack([each(features) for each in acquisitions])
+        return np.asarray(np.logaddexp.reduce(values, axis=0) - np.log(len(values)))
+
+    return log_mean

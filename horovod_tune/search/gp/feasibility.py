@@ -20,32 +20,20 @@ from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCo
 Feasibility = Callable[[FloatArray], FloatArray]
 
 
-class JointFeasibility:
-    """The joint probability of independent conditions; it is the acquisition until a result keeps the limits.
-
-    `rows` is the number of known results.
-    """
-
-    def __init__(self, feasibilities: Sequence[Feasibility], rows: int) -> None:
-        self._feasibilities, self.rows = tuple(feasibilities), rows
-
-    def __call__(self, features: FloatArray) -> FloatArray:
-        return np.sum([each(features) for each in self._feasibilities], axis=0)
+def joint(feasibilities: Sequence[Feasibility]) -> Feasibility:
+    """Return the joint probability of independent conditions."""
+    return lambda features: sum((each(features) for each in feasibilities), np.zeros(len(features)))
 
 
-class LimitFeasibility:
-    """The probability that a limit is kept (Gardner et al., 2014).
+def of_limit(model: FittedModel) -> Feasibility:
+    """Return the probability that a limit is kept (Gardner et al., 2014), from a model of the `slack`."""
+    process, bound = model.condition(), -model.offset / model.scale
 
-    `model` is a model of the `slack`, so that the limit is at 0.
-    """
+    def log_kept(features: FloatArray) -> FloatArray:
+        means, stds = process.predict(features)
+        return log_ndtr((means[:, 0] - bound) / stds)
 
-    def __init__(self, model: FittedModel) -> None:
-        self._process = model.condition()
-        self._bound = -model.offset / model.scale
-
-    def __call__(self, features: FloatArray) -> FloatArray:
-        means, stds = self._process.predict(features)
-        return log_ndtr((means[:, 0] - self._bound) / stds)
+    return log_kept
 
 
 def slack(values: FloatArray, bound: float, upwards: bool) -> FloatArray:

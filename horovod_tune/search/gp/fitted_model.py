@@ -1,9 +1,22 @@
-"""The Gaussian process fitted to a set of results: its hyperparameters, and the scale of the results."""
+r"""The Gaussian process fitted to a set of results: its hyperparameters, and the scale of the results.
+
+Losses of training runs differ by powers of ten far from the best ones, but only by a few percent near them.
+On their own scale, the model mostly fits the large differences. A warped scale
+
+.. math:: t = -\log(g + c)
+
+spreads the best results, where :math:`g` is a result's distance from the best one, in units of the distance
+from the median to the best; a smaller softness :math:`c` spreads them more. It spreads noise too, so the
+results decide which scale is used: the one under which they are most probable, the Jacobian of the
+transformation included (Snelson, Rasmussen & Ghahramani, 2004, "Warped Gaussian Processes", section 3).
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +25,59 @@ from numpy.typing import NDArray
 
 from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, draws, fit
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance, Task, linear
-from horovod_tune.search.gp.output_scales import Scale, scales
+
+#: The softnesses that are tried besides the results' own scale, if the acquisition function allows it.
+SOFTNESSES = (1.0, 0.1)
+#: The lead that a scale needs: this times log10(10 / softness) is subtracted from its log posterior. Without
+#: it warped scales win by chance, which costs most if results are noisy.
+_PENALTY = 2.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Results on one scale: `targets` have mean 0 and deviation 1, and are `(t - offset) / deviation`.
+
+    `log_slopes` are the log derivatives of `targets` with respect to the results; both have shape (points,).
+    """
+
+    targets: FloatArray
+    offset: float
+    deviation: float
+    log_slopes: FloatArray
+    #: Added to the log posterior of the model.
+    log_prior: float = 0.0
+
+
+def scales(results: FloatArray, depth: float, softnesses: Sequence[float]) -> Iterator[Scale]:
+    """Yield `results`, shape (points,), larger being better, on their own scale and on the warped ones.
+
+    On their own scale, results below the median by more than `depth` times the distance from the median to
+    the best are compressed logarithmically, so that a few outliers do not flatten the rest. There is no other
+    scale if at least half of the results equal the best, since distances then have no unit.
+
+    >>> own, *_ = scales(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), 3.0, ())
+    >>> (own.targets * own.deviation + own.offset).round(2).tolist()
+    [0.0, 1.0, 2.0, -6.6, 1.0]
+    """
+    middle, best = float(np.median(results)), float(np.max(results))
+    unit = best - middle
+    if unit <= 0:
+        yield _standardised(results, np.zeros_like(results))
+        return
+    below = (middle - results) / unit - depth
+    squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
+    yield _standardised(np.where(below > 0, squeezed, results), -np.log1p(np.maximum(below, 0.0)))
+    gap = (best - results) / unit
+    for softness in softnesses:
+        warped = -np.log(gap + softness)
+        # The slope of -log(g + c) is 1 / (g + c), whose logarithm is the value itself.
+        yield _standardised(warped, warped - math.log(unit), _PENALTY * math.log10(softness / 10))
+
+
+def _standardised(values: FloatArray, log_slopes: FloatArray, log_prior: float = 0.0) -> Scale:
+    offset, deviation = float(np.mean(values)), float(np.std(values)) or 1.0
+    targets = (values - offset) / deviation
+    return Scale(targets, offset, deviation, log_slopes - math.log(deviation), log_prior)
 
 
 @dataclass(frozen=True)
@@ -26,7 +91,7 @@ class ModelOptions:
     process_points: int = 500
     #: Targets below the median by more than this many times the distance from median to best are compressed.
     linear_depth: float = 3.0
-    #: Softnesses of the warped scales (see `output_scales`) that are tried besides the results' own scale.
+    #: Softnesses of the warped scales that are tried besides the results' own scale.
     #: With `fixed_noise`, only their own scale is used.
     softnesses: tuple[float, ...] = ()
 
@@ -93,12 +158,13 @@ class FittedModel:
         #: The indices of the results that the model keeps.
         self.kept = thin(targets, options.process_points)
         self.features = features[self.kept]
-        self._groups, self._options, self._timed, self._task = groups, options, timed, task
+        self._groups, self._options, self.timed, self._task = groups, options, timed, task
         self._powers = powers if powers is not None and np.any(powers) else None
         softnesses = options.softnesses if options.fixed_noise is None else ()
         found = list(scales(targets[self.kept], options.linear_depth, softnesses))
         # Each scale keeps the order, so these are the same points on all scales.
         self._few = thin(found[0].targets, _FIT_POINTS)
+        self._task_means = None if task is None else task(self.features)[self._few]
         #: Where a later fit starts.
         self.state = self._fit(found, earlier)
         chosen = found[self.state.scale]
@@ -108,7 +174,6 @@ class FittedModel:
 
     def _likelihood(self, targets: FloatArray, is_linear: bool) -> MarginalLikelihood:
         features = self.features[self._few]
-        task = None if self._task is None else self._task(self.features)[self._few]
         if is_linear and self._powers is not None:
             features = linear(features, self._powers[self._groups])
         return MarginalLikelihood(
@@ -116,16 +181,16 @@ class FittedModel:
             targets[self._few],
             self._groups,
             fixed_noise=self._options.fixed_noise,
-            timed=self._timed,
-            task=task,
+            timed=self.timed,
+            task=self._task_means,
         )
 
     def _digest(self, targets: FloatArray) -> str:
         """Return a digest of what is fitted."""
         data = hashlib.sha1(self.features[self._few].tobytes() + targets[self._few].tobytes())
         data.update(repr(self._options).encode())
-        if self._task is not None:
-            data.update(self._task(self.features)[self._few].tobytes())
+        if self._task_means is not None:
+            data.update(self._task_means.tobytes())
         return data.hexdigest()
 
     def _fit(self, found: list[Scale], earlier: FitState | None) -> FitState:
@@ -135,7 +200,7 @@ class FittedModel:
             theta = np.asarray(earlier.theta)
             if earlier.data == digest:
                 return earlier
-            always_fresh = _ALWAYS_FRESH_REPORTS if self._timed else _ALWAYS_FRESH
+            always_fresh = _ALWAYS_FRESH_REPORTS if self.timed else _ALWAYS_FRESH
             parameters = int(self._groups.max(initial=-1)) + 1
             if (
                 len(theta) == parameters + 2
@@ -171,7 +236,7 @@ class FittedModel:
 
     def _covariance_of(self, hyperparameters: Hyperparameters) -> MaternCovariance:
         powers = self._powers if self.state.linear else None
-        return MaternCovariance(hyperparameters, self._groups, self._timed, powers, self._task)
+        return MaternCovariance(hyperparameters, self._groups, self.timed, powers, self._task)
 
     def drawn(self, number: int, seed: int) -> list[FittedModel]:
         """Return this model and others with hyperparameters drawn from their posterior, `number` in all."""

@@ -10,9 +10,9 @@ from scipy.special import logsumexp
 from scipy.stats import norm, qmc
 
 from horovod_tune.analysis.scoring import non_dominated
+from horovod_tune.search.gp.acquisition import PosteriorDraws
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.kernels import FloatArray
-from horovod_tune.search.gp.posterior import PosteriorDraws
 
 #: Pairs of a direction and of a draw at the query, for each draw of the results.
 _PAIRS = 16
@@ -41,12 +41,11 @@ class HypervolumeGain:
         self,
         drawn: Sequence[PosteriorDraws],
         allowed: NDArray[np.bool_],
-        feasibility: Feasibility | None,
+        feasibility: Feasibility,
         seed: int,
         pool: FloatArray,
     ) -> None:
         self._drawn, self._feasibility = drawn, feasibility
-        self.rows = len(drawn[0].values)
         values = np.stack([one.values for one in drawn])  # (metrics, points, draws)
         count, _, draws = values.shape
         uniform = qmc.Sobol(2 * count, seed=np.random.default_rng(seed)).random(_PAIRS * draws)
@@ -57,8 +56,7 @@ class HypervolumeGain:
         mean = values.mean(axis=2)
         seen = mean[:, allowed]
         expected = np.stack([one.process.predict(pool)[0].mean(axis=1) for one in drawn])
-        if feasibility is not None:
-            expected = expected[:, feasibility(pool) > np.log(0.5)]
+        expected = expected[:, feasibility(pool) > np.log(0.5)]
         known = np.concatenate([seen, expected], axis=1).T
         front = known[non_dominated(known, ["max"] * count)].T
         best, worst = front.max(axis=1), front.min(axis=1)
@@ -79,8 +77,7 @@ class HypervolumeGain:
         """Return the logarithm of the gain, shape (queries,), at `features`, shape (queries, features)."""
         # In pieces, since each query has hundreds of draws.
         pieces = [self._log_gain(features[i : i + 256]) for i in range(0, len(features), 256)]
-        gain = np.concatenate(pieces) if pieces else np.empty(0)
-        return gain if self._feasibility is None else gain + self._feasibility(features)
+        return np.concatenate(pieces) + self._feasibility(features)
 
     def _log_gain(self, features: FloatArray) -> FloatArray:
         values = []

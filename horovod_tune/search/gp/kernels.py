@@ -57,6 +57,11 @@ def squared_distances(left: FloatArray, right: FloatArray) -> FloatArray:
     return np.maximum(squared, 0.0, out=squared)
 
 
+def with_context(features: FloatArray, context: FloatArray) -> FloatArray:
+    """Return features, shape (points, features), followed by those of `context`, the same for all points."""
+    return np.concatenate([features, np.tile(context, (len(features), 1))], axis=1)
+
+
 @dataclass(frozen=True)
 class Hyperparameters:
     """Length scales by parameter, the signal's variance and the noise's, for standardised targets."""

@@ -14,8 +14,8 @@ from typing import Any
 from ray.tune.search.sample import Categorical, Domain
 from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.search.space.choices import Choice, Parameter, readable
 from horovod_tune.search.space.domains import Path, SpaceError, parameter_of, path_name
+from horovod_tune.search.space.parameters import Choice, Parameter, readable
 
 
 @dataclass(frozen=True, eq=False)

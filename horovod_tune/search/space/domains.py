@@ -12,8 +12,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUnifo
 from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.errors import HorovodTuneError
-from horovod_tune.search.space.choices import Choice, Parameter
-from horovod_tune.search.space.dimensions import FloatRange, Grid
+from horovod_tune.search.space.parameters import Choice, FloatRange, Grid, Parameter
 
 Path = tuple[Any, ...]
 

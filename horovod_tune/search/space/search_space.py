@@ -1,6 +1,6 @@
 """Translates a Tune search space, or bayesian-optimization's `pbounds`, to the model's space and back.
 
-A *point* is a tuple with one coordinate for each modelled parameter (see `dimensions`); many points are an
+A *point* is a tuple with one coordinate for each modelled parameter (see `parameters`); many points are an
 array of shape (points, parameters). Parameters inside the options of a `tune.choice` exist only if their
 option is chosen (see `conditions`); otherwise they are inactive: their coordinate is 0, which the model
 ignores. What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled separately whenever a
@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
+from ray.tune.search.sample import Domain
+from ray.tune.search.variant_generator import RecursiveDependencyError
 
-from horovod_tune.search.space.choices import Parameter, equal
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
-from horovod_tune.search.space.dimensions import FloatArray, FloatRange
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, nested, path_name, put_at, value_at
-from horovod_tune.search.space.sampled import draw_sampled
+from horovod_tune.search.space.parameters import FloatArray, FloatRange, Parameter, equal
+from horovod_tune.search.state_file import decode, encode
 
 Point = tuple[float, ...]
 
@@ -48,7 +50,6 @@ class SearchSpace:
         self.nodes = [node for node in self._all if node.parameter and node.parameter.cardinality > 1]
         self._sampled = [node for node in self._all if node.parameter is None]
         self.columns: list[Parameter] = [node.parameter for node in self.nodes if node.parameter is not None]
-        #: The number of modelled parameters.
         self.dimension = len(self.columns)
         #: True if something is sampled outside the model, so that one point has many configurations.
         self.is_sampled = bool(self._sampled)
@@ -65,7 +66,8 @@ class SearchSpace:
         #: For a parameter whose axis is logarithmic although its domain is linear, the logarithm of the upper
         #: end over the lower one; 0 for all others.
         self.powers = np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self.columns], float)
-        self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
+        #: The first feature of each parameter, and the number of features.
+        self.feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> SearchSpace:
@@ -127,10 +129,6 @@ class SearchSpace:
         columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self.columns)]
         return np.stack(columns, axis=1) if columns else np.empty((len(quantiles), 0))
 
-    def centered(self, points: FloatArray) -> FloatArray:
-        """Return points, shape (points, parameters), with numbers in the middle of their ranges."""
-        return self.snap(np.where([column.is_ordered for column in self.columns], 0.5, points))
-
     def snap(self, points: FloatArray) -> FloatArray:
         """Move each coordinate to that of the nearest allowed value."""
         columns = [p.snap(points[:, i]) for i, p in enumerate(self.columns)]
@@ -143,10 +141,10 @@ class SearchSpace:
         has a fixed feature, so it adds no distance between two points at which it is inactive.
         """
         points = np.asarray(points, dtype=float).reshape(len(points), self.dimension)
-        features = np.zeros((len(points), int(self._feature_starts[-1])))
+        features = np.zeros((len(points), self.feature_starts[-1]))
         active = self.active(points) if self.is_conditional else None
         for i, parameter in enumerate(self.columns):
-            start = self._feature_starts[i]
+            start = self.feature_starts[i]
             if not parameter.is_ordered:
                 width = math.sqrt(0.5) if active is None else math.sqrt(0.5) * active[:, i]
                 features[np.arange(len(points)), start + points[:, i].astype(int)] = width
@@ -156,13 +154,9 @@ class SearchSpace:
                 features[:, start] = np.where(active[:, i], points[:, i], _INACTIVE_FEATURE)
         return features
 
-    def feature_column(self, index: int) -> int:
-        """Return the feature that holds the number of parameter `index`."""
-        return int(self._feature_starts[index])
-
     def every_point(self) -> list[Point]:
         """Return every point of a finite space."""
-        axes = [parameter.every_coordinate().tolist() for parameter in self.columns]
+        axes = [p.every_coordinate().tolist() for p in self.columns if not isinstance(p, FloatRange)]
         return list(dict.fromkeys(map(self.canonical, product(*axes))))
 
     def canonical(self, point: FloatArray | Point) -> Point:
@@ -193,7 +187,7 @@ class SearchSpace:
                 put_at(full, node.path, copy.deepcopy(node.options[round(coordinate)]))
             else:
                 put_at(full, node.path, copy.deepcopy(node.parameter.to_value(coordinate)))
-        draw_sampled(full, sampled, seed)
+        _draw_sampled(full, sampled, seed)
         if self._include_constants:
             return full
         return _only(full, [node.path for node in self._all if not node.conditions])
@@ -283,52 +277,55 @@ def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
         raise SpaceError(f"'{path_name(path)}' is the constant {spec!r}, got {config!r}")
 
 
-def encode(spec: Any) -> Any:
-    """Return a space as JSON values.
-
-    Raises:
-        TypeError: For what JSON cannot express: functions, arrays, `tune.sample_from`.
-    """
-    # By exact type: a named tuple or a member of a string enum would come back as another value.
-    if spec is None or type(spec) in (bool, str, int, float):
-        return spec
-    if type(spec) is dict:
-        return {"dict": [[encode(key), encode(value)] for key, value in spec.items()]}
-    if type(spec) in (list, tuple):
-        return {type(spec).__name__: [encode(value) for value in spec]}
-    if isinstance(spec, Categorical):
-        return {"choice": [encode(value) for value in spec.categories]}
-    if isinstance(spec, (Float, Integer)):
-        sampler, step = spec.get_sampler(), None
-        if isinstance(sampler, Quantized):
-            sampler, step = sampler.get_sampler(), sampler.q
-        if isinstance(sampler, Normal):
-            kind, numbers = "normal", [sampler.mean, sampler.sd, step]
+def _draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:
+    """Sample what is outside the model, in an order that respects references."""
+    waiting = dict(domains)
+    generator = np.random.default_rng(seed)
+    while waiting:
+        for path, domain in waiting.items():
+            try:
+                with seeded(int(generator.integers(2**32))):
+                    value = domain.sample(_Resolved(config), random_state=generator)
+            except RecursiveDependencyError as error:
+                stuck = error
+                continue
+            put_at(config, path, value)
+            del waiting[path]
+            break
         else:
-            kind = "float" if isinstance(spec, Float) else "integer"
-            numbers = [spec.lower, spec.upper, isinstance(sampler, LogUniform), step]
-        return {kind: [each.item() if isinstance(each, np.generic) else each for each in numbers]}
-    raise TypeError(f"{type(spec).__name__} has no JSON form")
+            raise SpaceError(f"'{path_name(next(iter(waiting)))}' cannot be sampled: {stuck}") from stuck
 
 
-def decode(encoded: Any) -> Any:
-    """Return the space that `encode` encoded."""
-    if not isinstance(encoded, dict):
-        return encoded
-    ((kind, parts),) = encoded.items()
-    if kind == "dict":
-        return {decode(key): decode(value) for key, value in parts}
-    if kind in ("list", "tuple"):
-        return [decode(part) for part in parts] if kind == "list" else tuple(decode(part) for part in parts)
-    if kind == "choice":
-        return Categorical([decode(part) for part in parts]).uniform()
-    if kind == "normal":
-        mean, deviation, step = parts
-        return _quantized(Float(None, None).normal(mean, deviation), step)
-    lower, upper, log, step = parts
-    domain = Float(lower, upper) if kind == "float" else Integer(lower, upper)
-    return _quantized(domain.loguniform() if log else domain.uniform(), step)
+class _Resolved(dict):
+    """The configuration for a `sample_from` function: reading a value that is not sampled yet raises."""
+
+    def __getitem__(self, key: Any) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, Domain):
+            raise RecursiveDependencyError(f"it depends on '{key}', which is not sampled yet")
+        return _Resolved(value) if isinstance(value, dict) else value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
-def _quantized(domain: Any, step: float | None) -> Domain:
-    return domain if step is None else domain.quantized(step)
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators that `sample_from` functions draw from, and restore them afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

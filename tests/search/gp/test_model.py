@@ -13,13 +13,11 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.earlier_experiment import EarlierModel
-from horovod_tune.search.gp.acquisition import log_h
-from horovod_tune.search.gp.feasibility import FailureModel, diverged
+from horovod_tune.search.gp.acquisition import Posterior, averaged, log_h
+from horovod_tune.search.gp.feasibility import FailureModel, diverged, joint
 from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, draws
-from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
+from horovod_tune.search.gp.fitted_model import SOFTNESSES, FittedModel, ModelOptions, scales
 from horovod_tune.search.gp.kernels import Hyperparameters, MaternCovariance
-from horovod_tune.search.gp.output_scales import SOFTNESSES, scales
-from horovod_tune.search.gp.posterior import AveragedAcquisition, Posterior
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))
@@ -100,7 +98,7 @@ def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_line
 def test_few_results_determine_the_weight_of_an_earlier_task(weight: float) -> None:
     """Far from the results the process is the earlier task's shape, with the weight that the results show."""
     before = fitted(BOWL_AT, bowl(BOWL_AT))
-    task = EarlierModel(before, before.condition(), np.empty(0))
+    task = EarlierModel(before, np.empty(0))
     here = np.array([[0.1, 0.2], [0.4, 0.45], [0.8, 0.3], [0.2, 0.9], [0.55, 0.6], [0.9, 0.9]])
     model = fitted(here, 5.0 + 3.0 * weight * bowl(here), task=task)
     there = np.array([[0.4, 0.4], [0.0, 1.0], [1.0, 0.0]])
@@ -137,7 +135,8 @@ def test_log_expected_improvement_is_the_logarithm_of_bayesian_optimizations() -
 
 def uncertain(pending: np.ndarray, model: FittedModel | None = None, **kwargs: object) -> Posterior:
     model = model or fitted(X[:7], Y[:7])
-    return Posterior(model, pending, None, LogExpectedImprovement(), 0, draw_results=False, **kwargs)  # type: ignore[arg-type]
+    model.timed = True  # the results themselves are not drawn
+    return Posterior(model, pending, joint([]), LogExpectedImprovement(), 0, **kwargs)  # type: ignore[arg-type]
 
 
 def test_the_best_of_points_in_flight_of_which_something_is_expected_is_not_that_of_draws() -> None:
@@ -219,7 +218,7 @@ def test_the_average_is_that_of_the_expectations_not_of_their_logarithms() -> No
     assert len({tuple(each.covariance.hyperparameters.lengths) for each in models}) > 1
     each, queries = [uncertain(X[13:14], model) for model in models], GENERATOR.random((6, 3))
     expected = np.log(np.mean([np.exp(one(queries)) for one in each], axis=0))
-    assert AveragedAcquisition(each)(queries) == pytest.approx(expected)
+    assert averaged(each)(queries) == pytest.approx(expected)
 
 
 def test_every_scale_is_standardised_and_keeps_the_order() -> None:

@@ -1,16 +1,85 @@
-"""Finds the point where the acquisition is largest, in a space of floats, grids and categories together."""
+"""Finds the next point: from a quasi-random sequence, or where the acquisition is largest.
+
+A space may have floats, grids and categories together.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.stats import qmc
 
-from horovod_tune.search.space.dimensions import FloatArray
+from horovod_tune.search.gp.acquisition import Acquisition
+from horovod_tune.search.gp.feasibility import FailureModel
+from horovod_tune.search.history import History
+from horovod_tune.search.space.parameters import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
+
+#: A quasi-random point is skipped if its `FailureModel` value is at most the first number. After as many
+#: skipped points as the second number, the safest of them is used.
+_SAFE_ENOUGH, _PASSED_OVER = -3.0, 8
+#: All points of a nearly exhausted space are compared if it has at most this many.
+_ENUMERABLE = 100_000
+
+
+def quasi_random_point(
+    space: SearchSpace,
+    history: History,
+    seed: int,
+    taken: Callable[[Point], bool],
+    safety: FailureModel | None,
+    middle: bool = False,
+) -> Point | None:
+    """Return the next free point of a scrambled Sobol sequence; None if the next 64 points are taken.
+
+    With `middle`, numeric parameters are in the middle of their ranges, unless that point is taken. With
+    `safety`, points that are likely to fail are skipped; after eight of them, the safest is returned.
+    """
+    ordered = [column.is_ordered for column in space.columns]
+    passed_over: list[tuple[float, Point]] = []
+    for _ in range(64):
+        sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(seed))
+        if history.drawn:
+            sequence.fast_forward(history.drawn)
+        quantiles = sequence.random(1)[:, : space.dimension]
+        history.drawn += 1
+        drawn = space.from_quantiles(quantiles)
+        if middle:
+            middle, drawn = False, space.snap(np.where(ordered, 0.5, drawn))
+        point = space.canonical(drawn[0])
+        if taken(point):
+            continue
+        if safety is None or not space.dimension:
+            return point
+        log_p = float(safety(space.features([point]))[0])
+        if log_p > _SAFE_ENOUGH:
+            return point
+        passed_over.append((log_p, point))
+        if len(passed_over) == _PASSED_OVER:
+            break
+    return max(passed_over)[1] if passed_over else None
+
+
+def remaining_point(
+    space: SearchSpace, taken: Callable[[Point], bool], acquisition: Acquisition | None, seed: int
+) -> Point:
+    """Return a free point of a nearly exhausted space, the most promising one if there is an acquisition."""
+    if space.size <= _ENUMERABLE:
+        pool = np.asarray(space.every_point())
+    else:
+        generator = np.random.default_rng(seed)
+        pool = space.from_quantiles(generator.random((10_000, space.dimension)))
+    free = [point for point in map(space.canonical, pool) if not taken(point)]
+    if not free:
+        # The space is a range of a few neighbouring floats; they are repeated, as in an exhausted space.
+        free = [space.canonical(pool[0])]
+    if acquisition is None:
+        return free[0]
+    return free[int(np.argmax(acquisition(space.features(free))))]
+
 
 #: A grid with more values than this is optimised by gradients like a continuous parameter, and the result is
 #: rounded to the grid.
@@ -22,18 +91,9 @@ _FEW_ROWS, _MANY_ROWS = (1024, 4), (384, 2)
 _STEP = 1e-5
 
 
-class Acquisition(Protocol):
-    """How much a point is worth: larger is better."""
-
-    #: The number of results and points in flight in its model; the cost of a query grows with its square.
-    rows: int
-
-    def __call__(self, features: FloatArray) -> FloatArray:
-        """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
-
-
 def propose(
     acquisition: Acquisition,
+    rows: int,
     space: SearchSpace,
     centres: FloatArray,
     taken: Callable[[Point], bool],
@@ -41,10 +101,11 @@ def propose(
 ) -> Point | None:
     """Return the best point found that is not `taken`, or None if all evaluated points are.
 
-    `centres`, shape (points, parameters), are good points whose surroundings are searched more closely.
+    `rows` is the number of results and points in flight in the acquisition's model, `centres`, shape (points,
+    parameters), are good points whose surroundings are searched more closely.
     """
     generator = np.random.default_rng(seed)
-    number, climbs = _MANY_ROWS if acquisition.rows > 80 else _FEW_ROWS
+    number, climbs = _MANY_ROWS if rows > 80 else _FEW_ROWS
     pool = candidates(space, centres, number, generator)
     values = acquisition(space.features(pool))
     starts = pool[_distinct(pool, values, climbs)]
@@ -118,7 +179,7 @@ def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
 def _climb_smooth(
     acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
 ) -> tuple[FloatArray, float]:
-    columns = [space.feature_column(i) for i in smooth]
+    columns = [space.feature_starts[i] for i in smooth]
     # Central differences, all in one call: a call is hardly slower for many points than for one.
     steps = _STEP * np.eye(len(smooth))
     around = np.concatenate([np.zeros((1, len(smooth))), steps, -steps])

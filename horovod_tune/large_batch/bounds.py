@@ -74,11 +74,11 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def betas(values: Any) -> tuple[float, float]:
+def betas(name: str, values: Any) -> tuple[float, float]:
     """Return Adam's betas: two numbers in [0, 1)."""
     if not isinstance(values, (tuple, list)) or len(values) != 2:
-        raise HyperparameterError(f"betas must be two numbers, got {values!r}")
-    first, second = (number(f"betas[{i}]", each, at_least=0, less_than=1) for i, each in enumerate(values))
+        raise HyperparameterError(f"{name} must be two numbers, got {values!r}")
+    first, second = (number(f"{name}[{i}]", each, at_least=0, less_than=1) for i, each in enumerate(values))
     return first, second
 
 

@@ -236,7 +236,7 @@ def scaled_adam(
     root = scaling_factor(global_batch_size, base_batch_size, "sqrt")
     k = scaling_factor(global_batch_size, base_batch_size)
     scaled = []
-    for index, beta in enumerate(bounds.betas(betas)):
+    for index, beta in enumerate(bounds.betas("betas", betas)):
         rest = k * (1 - beta)
         if rest > 1 + 1e-9:  # k = 20 and beta = 0.95 give a little more than 1
             raise bounds.HyperparameterError(

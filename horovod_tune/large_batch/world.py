@@ -143,8 +143,7 @@ def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None
     Raises:
         HyperparameterError: A gradient is sparse.
     """
-    pieces: list[list[torch.Tensor]] = []
-    size = 0
+    gradients = []
     for parameter in parameters:
         if not parameter.requires_grad:
             continue
@@ -154,16 +153,14 @@ def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None
             raise bounds.HyperparameterError(
                 "a parameter must have a dense gradient, got a sparse one; use nn.Embedding(sparse=False)"
             )
-        last = pieces[-1][-1] if pieces else None
-        is_like = last is not None and (last.dtype, last.device) == (parameter.dtype, parameter.device)
-        if not is_like or size >= PIECE_BYTES:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(parameter.grad)
-        size += parameter.grad.nbytes
-    for piece in pieces:
+        gradients.append(parameter.grad)
+    starts = itertools.accumulate((each.nbytes for each in gradients), initial=0)
+    for _, group_of in itertools.groupby(
+        zip(gradients, starts, strict=False),
+        lambda pair: (pair[0].dtype, pair[0].device, pair[1] // PIECE_BYTES),
+    ):
+        piece = [gradient for gradient, _ in group_of]
         flat = torch.cat([gradient.reshape(-1) for gradient in piece])
         torch.distributed.all_reduce(flat, group=group)
-        starts = itertools.accumulate((gradient.numel() for gradient in piece), initial=0)
-        for gradient, start in zip(piece, starts, strict=False):
-            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        for gradient, total in zip(piece, flat.split([each.numel() for each in piece]), strict=True):
+            gradient.copy_(total.view_as(gradient))

@@ -105,9 +105,7 @@ def max_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 1_500_000_000))
 
 
-def compile_environment(
-    plan: Plan, environ: Mapping[str, str], *, jobs: int, cmake: str, tools: Tools
-) -> dict[str, str]:
+def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, tools: Tools) -> dict[str, str]:
     """Return the environment in which Horovod's setup runs.
 
     The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
@@ -122,7 +120,7 @@ def compile_environment(
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_CMAKE": cmake,
+        "HOROVOD_CMAKE": tools.cmake or "cmake",
         "HOROVOD_LOCAL_VERSION": plan.local_version,
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses Gloo's older one; older CMakes ignore it.
         "MAKEFLAGS": f"-j{jobs}",
@@ -194,10 +192,10 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
         try:
             for line in process.stdout:
                 kept.write(line)
-                percent = percent_done(line)
-                if percent is not None and percent // 10 > shown // 10:
-                    print(f"{what}: {percent} % after {time.monotonic() - began_s:.0f} s", flush=True)
-                    shown = percent
+                done = re.match(r"\s*\[\s*(\d{1,3})%\]", line)  # by CMake
+                if done and int(done[1]) // 10 > shown // 10:
+                    shown = int(done[1])
+                    print(f"{what}: {shown} % after {time.monotonic() - began_s:.0f} s", flush=True)
             status = process.wait()
         except BaseException:
             with suppress(ProcessLookupError):
@@ -212,21 +210,11 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
         raise BuildError(f"Horovod did not compile. {cause}\n{cure}\nFull log: {log}")
 
 
-def percent_done(line: str) -> int | None:
-    """Return the percentage that a line of CMake's build output states, or None.
-
-    >>> percent_done("[ 42%] Building CXX object horovod/common/common.cc.o")
-    42
-    """
-    found = re.match(r"\s*\[\s*(\d{1,3})%\]", line)
-    return int(found[1]) if found else None
-
-
-def first_error(lines: Sequence[str], context: int = 3) -> str | None:
-    """Return the first error in a build log with `context` lines after it, or None."""
+def first_error(lines: Sequence[str]) -> str | None:
+    """Return the first error in a build log with three lines after it, or None."""
     for number, line in enumerate(lines):
         if _ERROR.search(line.strip()):  # pip indents the compiler's output
-            quoted = (text.rstrip()[:400] for text in lines[number : number + 1 + context])
+            quoted = (text.rstrip()[:400] for text in lines[number : number + 4])
             return textwrap.dedent("\n".join(quoted))
     return None
 

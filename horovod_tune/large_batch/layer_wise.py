@@ -133,7 +133,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Lars(LayerWiseOptimizer):
-    r"""SGD with momentum and a rate for each layer, proportional to the norm of its weights (arXiv:1708.03888).
+    r"""SGD with momentum and a rate per layer, proportional to its weights' norm (arXiv:1708.03888).
 
     .. math::
         r &= \eta\,\|w\| / (\|g\| + \lambda\|w\|) \\

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-# How long connecting to a cluster may take.
-CONNECT_TIMEOUT_S = 30.0
 # Run in a child process, because ray.init() retries for two minutes and cannot be interrupted.
 _CONNECT = """
 import logging, sys, ray
@@ -47,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def unreachable_reason(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+def unreachable_reason(address: str, *, timeout_s: float = 30.0) -> str | None:
     """Return why no Ray cluster responds at `address` within `timeout_s` seconds; None if one does."""
     command, nothing = [sys.executable, "-c", _CONNECT, address], subprocess.DEVNULL
     try:

@@ -27,7 +27,7 @@ class InstalledTorch:
     """The torch of this environment, as its `version.py` states it."""
 
     version: str
-    cuda: str | None  # the CUDA release it was built for, such as ``"12.8"``; None for a CPU build
+    cuda: str | None = None  # the CUDA release it was built for, such as ``"12.8"``; None for a CPU build
 
     @property
     def release(self) -> tuple[int, int]:
@@ -41,7 +41,7 @@ class InstalledHorovod:
     """The Horovod of this environment."""
 
     version: str  # as pip shows it: ``0.28.1+ht7.cpu`` if `install-horovod` built it
-    torch_version: str | None  # the torch it was compiled for; None if it was built without torch
+    torch_version: str | None = None  # the torch it was compiled for; None if it was built without torch
 
     @property
     def patch_level(self) -> str | None:

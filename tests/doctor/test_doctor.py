@@ -24,9 +24,10 @@ from horovod_tune.doctor import (
 )
 from horovod_tune.doctor.node_info import probe
 from horovod_tune.doctor.report import machine_table
+from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
-UNPATCHED = HorovodInfo("0.28.1", None, "2.13.0+cpu", gloo=True)
-NCCL_HOROVOD = replace(HOROVOD, version="0.28.1+ht7.nccl", nccl=True)
+UNPATCHED = HorovodInfo("0.28.1", "2.13.0+cpu", gloo=True)
+NCCL_HOROVOD = replace(HOROVOD, version=f"0.28.1+{PATCH_LEVEL}.nccl", nccl=True)
 
 
 def test_a_sound_machine_has_no_findings() -> None:
@@ -65,7 +66,7 @@ def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
             "horovod-tune install-horovod --force",
         ),
         (
-            {"horovod": replace(HOROVOD, built_for_torch="2.12.1", error="undefined symbol")},
+            {"horovod": replace(HOROVOD, torch_version="2.12.1", error="undefined symbol")},
             "horovod",
             "compiled for torch 2.12.1, but torch 2.13.0+cpu is installed",
             "horovod-tune install-horovod",
@@ -79,7 +80,7 @@ def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
         *(
             ({"horovod": replace(NCCL_HOROVOD, **change)}, "horovod", what, f"install-horovod{cure}")
             for change, what, cure in [
-                ({"built_for_torch": "2.12.1"}, "compiled for torch 2.12.1", " --gpu nccl"),
+                ({"torch_version": "2.12.1"}, "compiled for torch 2.12.1", " --gpu nccl"),
                 ({"error": "undefined symbol"}, "undefined symbol", " --gpu nccl --force"),
                 ({"gloo": False}, "without Gloo", " --gpu nccl"),
             ]
@@ -106,7 +107,7 @@ CUDA_TORCH = TorchInfo("2.13.0+cu128", "12.8", ("NVIDIA H100",))
     [
         ({"horovod": UNPATCHED}, "horovod", "lacks patches", "horovod-tune install-horovod"),
         (
-            {"horovod": replace(NCCL_HOROVOD, patch_level="ht6")},
+            {"horovod": replace(NCCL_HOROVOD, version="0.28.1+ht6.nccl")},
             "horovod",
             "lacks patches",
             "install-horovod --gpu nccl",

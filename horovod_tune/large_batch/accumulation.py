@@ -200,7 +200,7 @@ class GradientAccumulator:
         measures = self._measures
         row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]
         row += [parameter.grad is not None for parameter in self._parameters()]
-        pending = gather_async(row, "accumulation", self.process_set)
+        pending = gather_async(row, self.process_set)
         if hasattr(self.optimizer, "synchronize"):
             self.optimizer.synchronize()
         elif self._world_size > 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -230,3 +232,20 @@ def test_a_second_moment_of_0_without_eps_is_named_and_poisons_no_weight() -> No
     ):
         optimizer.step()
     assert weight.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_an_optimiser_steps_and_names_as_it_did(kind: Any, copied: Any) -> None:
+    """torch's pickle of an optimiser has groups and state only: what else it needs has to come from those."""
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    original = kind([{"params": [weight], "names": ["weight"]}], lr=0.1)
+    twin = copied(original)
+    (other,) = twin.param_groups[0]["params"]
+    weight.grad, other.grad = torch.ones(2, 2), torch.ones(2, 2)
+    original.step()
+    twin.step()
+    assert torch.equal(weight, other) and weight[0, 0] < 1
+    other.grad[1, 1] = math.nan
+    with pytest.raises(HyperparameterError, match="the trust ratio of parameter 'weight' must be finite"):
+        twin.step()

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from horovod_tune.large_batch import HyperparameterError, Lamb, Lars, from_config
+from horovod_tune.large_batch import (
+    AdamHyperparameters,
+    HyperparameterError,
+    Lamb,
+    Lars,
+    from_config,
+    scaled_adam,
+)
 
 BASE = {"lr": 0.1, "epochs": 6, "base_batch_size": 16, "global_batch_size": 64}
 INPUTS = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
@@ -72,6 +79,38 @@ def test_every_combination_trains(optimizer: str, schedule: str, warmup_epochs: 
         assert rates[0] == pytest.approx(config["lr"])
     noise = {"noise_scale", "noise_scale_low", "noise_scale_high"}
     assert set(setup.metrics()) == {"lr", "global_batch_size", *noise}
+
+
+def test_the_minute_long_imagenet_recipe() -> None:
+    """Goyal et al. 2017: 8192 images a step, 0.1 for 256; five epochs from 0.1 to 3.2, then steps of 0.1."""
+    config = {"lr": 0.1, "base_batch_size": 256, "global_batch_size": 8192, "epochs": 90, "warmup_epochs": 5}
+    config |= {"schedule": "multi_step", "milestones": [30, 60, 80], "max_micro_batch_size": 32}
+    setup = from_config(torch.nn.Linear(1, 1), config, num_samples=1_281_167)
+    assert (setup.scheduler.steps_per_epoch, setup.split.passes) == (157, 256)
+    rates = []
+    for step in range(90 * 157):
+        if step % 157 == 0:
+            rates.append(setup.optimizer.param_groups[0]["lr"])
+        setup.optimizer.step()
+        setup.scheduler.step()
+    assert rates[:7] == pytest.approx([0.1, 0.72, 1.34, 1.96, 2.58, 3.2, 3.2])
+    assert [rates[each] for each in (29, 30, 60, 80)] == pytest.approx([3.2, 0.32, 0.032, 0.0032])
+
+
+def test_numbers_of_numpy_train_like_pythons() -> None:
+    found = scaled_adam(
+        np.float32(0.5), (0.75, 0.9375), 2e-8, global_batch_size=np.int64(4), base_batch_size=1
+    )
+    assert found == AdamHyperparameters(1.0, (0.0, 0.75), 1e-8)
+    config = {"lr": np.float64(0.1), "epochs": np.int64(4), "base_batch_size": np.int32(32)}
+    config |= {"global_batch_size": np.int64(64), "schedule": "polynomial", "power": np.float64(2)}
+    setup = from_config(torch.nn.Linear(2, 1), config, num_samples=640)
+    assert setup.optimizer.param_groups[0]["lr"] == 0.2 and setup.scheduler.scale == 2.0
+    setup.scheduler.reduce(np.float64(0.5))
+    saved = io.BytesIO()
+    torch.save(setup.state_dict(), saved)
+    saved.seek(0)
+    setup.load_state_dict(torch.load(saved, weights_only=True))
 
 
 @pytest.mark.parametrize("size", [16, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -64,8 +65,6 @@ def unreachable_reason(address: str, *, timeout_s: float = 30.0) -> str | None:
 
 def examine_cluster(address: str) -> int:
     """Print the report of the cluster at `address`; return 1 if a trial across it could not run."""
-    import logging
-
     why = unreachable_reason(address)
     if why is not None:
         print(f"horovod-tune doctor: {why}", file=sys.stderr)

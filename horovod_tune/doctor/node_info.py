@@ -103,12 +103,7 @@ class NodeInfo:
 
 
 def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:
-    """Examine this machine and its running Python.
-
-    Args:
-        modules: further modules to import.
-        timeout_s: the limit for all imports together. An import that has not ended within it is slow.
-    """
+    """Examine this machine and its running Python; import its packages and `modules`, within `timeout_s`."""
     end = time.monotonic() + timeout_s
     horovod, torch = installed_horovod(), installed_torch()
     packages, unmet = requirements()

@@ -89,9 +89,6 @@ def machine_tag(cpuinfo: str) -> str:
 
     Horovod compiles with the AVX, F16C and FMA instructions of the machine that builds it (on x86-64), so an
     older machine with the same home directory must not use the same wheel.
-
-    >>> machine_tag("flags : fpu avx f16c fma avx2").split("-")[-1]
-    'avx.f16c.fma'
     """
     libc, release = platform.libc_ver()
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
@@ -106,11 +103,9 @@ def max_jobs() -> int:
 
 
 def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, tools: Tools) -> dict[str, str]:
-    """Return the environment in which Horovod's setup runs.
-
-    The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    the plan's key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
-    """
+    """Return the environment in which Horovod's setup runs."""
+    # The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
+    # the plan's key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
     kept.pop("CMAKE_GENERATOR", None)  # Horovod passes make's options to any generator.
@@ -162,13 +157,9 @@ def fetch_source(archive: Path | None, work: Path) -> Path:
 
 
 def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what: str, log: Path) -> None:
-    """Compile `source` into a wheel in `folder`, with the output in `log` and the progress on stdout.
+    """Compile `source` into a wheel in `folder`, its output in `log` and the progress of `what` on stdout.
 
-    Args:
-        what: Name of the build in the progress lines.
-
-    Raises:
-        BuildError: The build failed; the message quotes the first error.
+    If the build fails, BuildError quotes its first error.
     """
     # No build isolation: pip would compile against a torch that it fetches for itself, not the installed one.
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"]
@@ -287,9 +278,7 @@ def apply(patches: Iterable[Path], source: Path) -> None:
     for hunk in (hunk for patch in patches for hunk in hunks(patch)):
         path = source / hunk.path
         if path not in changed:
-            if not path.is_file():
-                raise BuildError(f"{hunk.patch} is for {hunk.path}, which Horovod's source lacks.")
-            changed[path] = path.read_text()
+            changed[path] = path.read_text() if path.is_file() else ""
         changed[path] = hunk.applied_to(changed[path])
     for path, text in changed.items():
         path.write_text(text)

@@ -57,14 +57,7 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     jobs = "number of compilers that run at once (default: the most that CPUs and memory allow)"
     option("--jobs", "-j", type=_at_least_one, metavar="N", help=jobs)
     cache = "where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)"
-    option(
-        "--cache-dir",
-        dest="cache",
-        type=_absolute,
-        default=default_cache(),
-        metavar="DIR",
-        help=cache,
-    )
+    option("--cache-dir", dest="cache", type=Path, default=default_cache(), metavar="DIR", help=cache)
     option("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
     option("--no-install", dest="install", action="store_false", help="build the wheel, do not install it")
     source = "Horovod's source archive, for hosts without internet"
@@ -83,11 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def install_horovod(options: argparse.Namespace) -> None:
-    """Install Horovod as the command's options say, with progress on stdout.
-
-    Raises:
-        BuildError: Something is missing, a patch does not match, or the compiler fails.
-    """
+    """Install Horovod as the command's options say, with progress on stdout, or raise BuildError."""
+    cache = options.cache.absolute()
     torch = installed.installed_torch()
     if torch is None:
         cure = "Horovod is compiled for the installed torch: install torch first."
@@ -101,12 +91,12 @@ def install_horovod(options: argparse.Namespace) -> None:
     if options.install and not options.force and options.wheel_dir is None and is_installed:
         _check_installed(plan)
         return
-    kept = sorted((options.cache / "wheels" / plan.key).glob("horovod-*.whl"))
+    kept = sorted((cache / "wheels" / plan.key).glob("horovod-*.whl"))
     if kept and not options.force:
         wheel = kept[-1]
         print(f"Using the wheel compiled earlier: {wheel}")
     else:
-        building = options.cache / "building"
+        building = cache / "building"
         building.mkdir(parents=True, exist_ok=True)
         for leftover in building.iterdir():  # of builds that were killed
             with suppress(FileNotFoundError):  # another build has just ended
@@ -114,7 +104,7 @@ def install_horovod(options: argparse.Namespace) -> None:
                     shutil.rmtree(leftover, ignore_errors=True)
         # One folder per build: two may run at the same time, also on hosts that share the cache.
         with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
-            wheel = _build(plan, torch, options, Path(work))
+            wheel = _build(plan, torch, options, cache, Path(work))
     if options.wheel_dir is not None:
         options.wheel_dir.mkdir(parents=True, exist_ok=True)
         print(f"Wheel: {shutil.copy2(wheel, options.wheel_dir)}")
@@ -124,9 +114,9 @@ def install_horovod(options: argparse.Namespace) -> None:
         _check_installed(plan)
 
 
-def _build(plan: Plan, torch: InstalledTorch, options: argparse.Namespace, work: Path) -> Path:
+def _build(plan: Plan, torch: InstalledTorch, options: argparse.Namespace, cache: Path, work: Path) -> Path:
     tools = installed.find_tools(torch, options.gpu, os.environ)
-    logs = options.cache / "logs"
+    logs = cache / "logs"
     logs.mkdir(exist_ok=True)
     log = logs / f"{work.name}_{time.strftime('%Y%m%d-%H%M%S')}.log"
     _pip_install_missing(SETUP_MODULES + MODULES)
@@ -146,7 +136,7 @@ def _build(plan: Plan, torch: InstalledTorch, options: argparse.Namespace, work:
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
     build.compile_wheel(source, work / "wheel", environment, what, log)
     (wheel,) = (work / "wheel").glob("horovod-*.whl")
-    kept: Path = options.cache / "wheels" / plan.key / wheel.name
+    kept: Path = cache / "wheels" / plan.key / wheel.name
     kept.parent.mkdir(parents=True, exist_ok=True)
     os.replace(wheel, kept)
     log.unlink()
@@ -195,10 +185,6 @@ def default_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: a relative path is invalid and must be ignored.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "horovod_tune"
-
-
-def _absolute(text: str) -> Path:
-    return Path(text).absolute()
 
 
 def _at_least_one(text: str) -> int:

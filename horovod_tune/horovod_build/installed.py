@@ -75,11 +75,7 @@ def installed_horovod() -> InstalledHorovod | None:
 
 
 def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:
-    """Return advice for ranks that could not connect; empty if Horovod has our newest patches.
-
-    >>> "port scan" in advice_on_failed_init(InstalledHorovod("0.28.1", "2.13.0"))
-    True
-    """
+    """Return advice for ranks that could not connect; empty if Horovod has our newest patches."""
     if horovod is None or horovod.patch_level == PATCH_LEVEL:
         return ""
     return (
@@ -118,11 +114,7 @@ class Tools:
 
 
 def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str]) -> Tools:
-    """Return the tools that a build with `gpu` operations uses.
-
-    Raises:
-        BuildError: something is missing; the message lists all of it, with the cures.
-    """
+    """Return the tools that a build with `gpu` operations uses; BuildError lists all that is missing."""
     missing, tools = list(_missing_tools(environ)), Tools(find_cmake(environ))
     if gpu == "nccl":
         home, nvcc = find_cuda(environ) or (None, None)
@@ -201,11 +193,8 @@ def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
 
 
 def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | None:
-    """Return NCCL's header folder and shared library.
-
-    Look in `$HOROVOD_NCCL_HOME`, then for the package that CUDA builds of torch install, since a training
-    process loads that copy, then in the toolkit and the system. `packages`: folders of installed packages.
-    """
+    """Return NCCL's header folder and shared library; `packages` are folders of installed packages."""
+    # The copy in the packages that CUDA builds of torch install is the one that a training process loads.
     homes = [environ["HOROVOD_NCCL_HOME"]] if environ.get("HOROVOD_NCCL_HOME") else []
     homes += [str(entry / "nvidia/nccl") for entry in packages]
     homes += [environ[name] for name in CUDA_VARIABLES if environ.get(name)]

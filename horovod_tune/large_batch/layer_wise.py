@@ -33,11 +33,9 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(params, {name: value for name, value in options.items() if name not in others})
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group and give its parameters their state.
-
-        State is made now and not in the first step: otherwise `hvd.broadcast_optimizer_state` would make it
-        by a step with zero gradients, and weight decay would change the weights on ranks without state.
-        """
+        """Add a group and give its parameters their state."""
+        # State is made now and not in the first step: otherwise `hvd.broadcast_optimizer_state` would make it
+        # by a step with zero gradients, and weight decay would change the weights on ranks without state.
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self.check_options(group)
@@ -144,8 +142,7 @@ class Lars(LayerWiseOptimizer):
     :math:`\mu` (You et al. 2017, algorithm 1). Groups with ``layer_wise=False`` have r = 1: plain SGD at the
     full rate. `parameter_groups` makes groups of both kinds.
 
-    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N take
-    the same step as one rank with a batch of B. Clip or unscale gradients before the step.
+    Average, unscale and clip gradients before the step.
 
     Args:
         params: As for any torch optimiser, or the result of `parameter_groups`.
@@ -224,8 +221,7 @@ class Lamb(LayerWiseOptimizer):
     with η = `lr`, λ = `weight_decay` (You et al. 2020, algorithm 2, φ being the identity). Groups with
     ``layer_wise=False`` step by η u, as in AdamW. `parameter_groups` makes groups of both kinds.
 
-    Under ``hvd.DistributedOptimizer`` it uses the averaged gradient, so that N ranks with batches of B/N take
-    the same step as one rank with a batch of B. Clip or unscale gradients before the step.
+    Average, unscale and clip gradients before the step.
 
     Args:
         params: As for any torch optimiser, or the result of `parameter_groups`.

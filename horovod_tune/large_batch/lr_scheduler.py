@@ -24,11 +24,8 @@ class LargeBatchLR(LRScheduler):
 
     .. math:: \eta_g(t) = \eta_g\, s(B/B_0)\, f(t), \quad t = \text{steps} / \text{steps per epoch}
 
-    The rates depend on the global batch, never on how many ranks share it: the rates of N ranks equal, to the
-    last bit, those of one rank with the whole batch. Time is kept as a fraction, so that it accumulates no
-    rounding errors when the batch changes or training is resumed.
-
-    Call `step()` after each optimiser step (not after each pass of an accumulation).
+    Time is kept as a fraction, so that it accumulates no rounding errors when the batch changes or training
+    is resumed. Call `step()` after each optimiser step (not after each pass of an accumulation).
 
     Args:
         optimizer: Its groups' ``lr`` are the base rates, tuned for `base_batch_size`. May be

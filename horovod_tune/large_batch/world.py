@@ -28,11 +28,7 @@ def horovod() -> Any | None:
 
 
 def torch_distributed() -> Any | None:
-    """Return ``torch.distributed`` if it is initialised and Horovod is not, else None.
-
-    Raises:
-        HyperparameterError: Its backend is torch_xla's.
-    """
+    """Return ``torch.distributed`` if it is initialised and Horovod is not, else None."""
     dist = torch.distributed
     if horovod() is not None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -82,11 +78,7 @@ def gather_async(row: Sequence[float], process_set: Any = None) -> Callable[[], 
 
 
 def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
-    """Return True if the optimiser averages over the ranks, False if `sum_gradients` or the optimiser sums.
-
-    Raises:
-        HyperparameterError: It does neither.
-    """
+    """Return True if the optimiser averages over the ranks, False if it or `sum_gradients` sums."""
     hvd = horovod()
     if size == 1 or (hvd is None and torch_distributed() is None):
         return True
@@ -111,11 +103,7 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
 
 
 def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None:
-    """Sum the gradients over the ranks of torch.distributed; a missing gradient counts as zeros.
-
-    Raises:
-        HyperparameterError: A gradient is sparse.
-    """
+    """Sum the gradients over the ranks of torch.distributed; a missing gradient counts as zeros."""
     gradients = []
     for parameter in parameters:
         if not parameter.requires_grad:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-# How long connecting to a cluster may take.
-CONNECT_TIMEOUT_S = 30.0
 # Run in a child process, because ray.init() retries for two minutes and cannot be interrupted.
 _CONNECT = """
 import logging, sys, ray
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def unreachable_reason(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+def unreachable_reason(address: str, *, timeout_s: float = 30.0) -> str | None:
     """Return why no Ray cluster responds at `address` within `timeout_s` seconds; None if one does."""
     command, nothing = [sys.executable, "-c", _CONNECT, address], subprocess.DEVNULL
     try:
@@ -66,8 +65,6 @@ def unreachable_reason(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) ->
 
 def examine_cluster(address: str) -> int:
     """Print the report of the cluster at `address`; return 1 if a trial across it could not run."""
-    import logging
-
     why = unreachable_reason(address)
     if why is not None:
         print(f"horovod-tune doctor: {why}", file=sys.stderr)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from horovod_tune.doctor.node_info import HorovodInfo, NodeInfo
+from horovod_tune.doctor.node_info import NodeInfo
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
@@ -30,7 +30,7 @@ class Finding:
     node: str = ""  # the node that has the problem; empty for this machine
 
 
-@dataclass(frozen=True)
+@dataclass
 class Node:
     """One node of the cluster, as it was examined."""
 
@@ -124,7 +124,7 @@ def _horovod(info: NodeInfo) -> Iterator[Finding]:
         what = 'Horovod is not installed: trials need backend="torch" (or a TPU).'
         yield warning("horovod", what, INSTALL)
         return
-    built_for, install = horovod.built_for_torch, _install(horovod.version)
+    built_for, install = horovod.torch_version, _install(horovod.version)
     if torch is not None and built_for not in (None, torch.version):
         what = f"compiled for torch {built_for}, but torch {torch.version} is installed."
         yield problem("horovod", f"Horovod {horovod.version} was {what}", install)
@@ -136,22 +136,17 @@ def _horovod(info: NodeInfo) -> Iterator[Finding]:
     elif not horovod.gloo:
         yield problem("horovod", "Horovod is built without Gloo.", install)
     else:
-        yield from _working_horovod(info, horovod)
-
-
-def _working_horovod(info: NodeInfo, horovod: HorovodInfo) -> Iterator[Finding]:
-    gpus = info.torch.gpus if info.torch else ()
-    if gpus and not horovod.nccl:
-        what = f"There is a GPU ({gpus[0]}), but Horovod is built without NCCL"
-        yield warning("horovod", f"{what}: no collectives for CUDA tensors.", f"{INSTALL} --gpu nccl")
-    if horovod.patch_level != PATCH_LEVEL:
-        what = (
-            f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {horovod.patch_level or 'none'}; "
-            f"newest: {PATCH_LEVEL}): it may start slowly, use another network interface than configured, "
-            "fail where a host's name resolves to a loopback address, wait for a lost rank forever, or be "
-            "aborted by an unauthenticated client of its ports."
-        )
-        yield warning("horovod", what, _install(horovod.version))
+        if torch and torch.gpus and not horovod.nccl:
+            what = f"There is a GPU ({torch.gpus[0]}), but Horovod is built without NCCL"
+            yield warning("horovod", f"{what}: no collectives for CUDA tensors.", f"{INSTALL} --gpu nccl")
+        if horovod.patch_level != PATCH_LEVEL:
+            what = (
+                f"Horovod {horovod.version} lacks patches of {INSTALL} (it has "
+                f"{horovod.patch_level or 'none'}; newest: {PATCH_LEVEL}): it may start slowly, use another "
+                "network interface than configured, fail where a host's name resolves to a loopback address, "
+                "wait for a lost rank forever, or be aborted by an unauthenticated client of its ports."
+            )
+            yield warning("horovod", what, install)
 
 
 def _install(version: str) -> str:

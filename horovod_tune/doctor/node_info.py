@@ -27,7 +27,12 @@ from typing import Any
 import psutil
 
 from horovod_tune.actors.ranks import interfaces
-from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
+from horovod_tune.horovod_build.installed import (
+    InstalledHorovod,
+    InstalledTorch,
+    installed_horovod,
+    installed_torch,
+)
 
 IMPORT_TIMEOUT_S = 120.0
 # Ray hides the GPUs this way from actors that request none, such as the one that examines a node.
@@ -37,8 +42,7 @@ GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 PROBES = {
     "torch": (
         "import torch",
-        "{'cuda': torch.version.cuda,"
-        " 'gpus': [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]}",
+        "{'gpus': [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]}",
     ),
     "horovod": (
         "import horovod.torch as hvd",
@@ -53,23 +57,17 @@ MARK = "horovod_tune facts: "
 
 
 @dataclass(frozen=True)
-class TorchInfo:
-    """The torch of an environment."""
+class TorchInfo(InstalledTorch):
+    """The torch of an environment, after an import."""
 
-    version: str
-    cuda: str | None = None  # the CUDA release it was built for; None for a CPU build
     gpus: tuple[str, ...] = ()  # the names of the GPUs that it sees
     error: str | None = None  # why it cannot be imported
 
 
 @dataclass(frozen=True)
-class HorovodInfo:
-    """The Horovod of an environment."""
+class HorovodInfo(InstalledHorovod):
+    """The Horovod of an environment, after an import."""
 
-    version: str
-    # The patch level of `install-horovod`; None for any other build.
-    patch_level: str | None = None
-    built_for_torch: str | None = None
     gloo: bool = False
     nccl: bool = False
     error: str | None = None  # why it cannot be imported
@@ -105,28 +103,20 @@ class NodeInfo:
 
 
 def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:
-    """Examine this machine and its running Python.
-
-    Args:
-        modules: further modules to import.
-        timeout_s: the limit for all imports together. An import that has not ended within it is slow.
-    """
+    """Examine this machine and its running Python; import its packages and `modules`, within `timeout_s`."""
     end = time.monotonic() + timeout_s
     horovod, torch = installed_horovod(), installed_torch()
     packages, unmet = requirements()
     there = {"torch": torch, "horovod": horovod}
     probes = {name: program for name, program in PROBES.items() if there.get(name) or packages.get(name)}
-    probes |= {
-        name: (f"import importlib; importlib.import_module({name!r})", "{}")
-        for name in modules
-        if name not in probes
-    }
+    for name in modules:
+        probes.setdefault(name, (f"import importlib; importlib.import_module({name!r})", "{}"))
     with ThreadPoolExecutor(max_workers=8) as pool:
         answers = pool.map(lambda each: probe(each[0], each[1], end - time.monotonic()), probes.values())
         found = dict(zip(probes, answers, strict=True))
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
-    of_torch = {**found.get("torch", {}), "gpus": tuple(found.get("torch", {}).get("gpus", ()))}
-    of_horovod = (horovod.version, horovod.patch_level, horovod.torch_version) if horovod else ()
+    of_torch = found.get("torch", {})
+    of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
     temporary = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     there_now = next(folder for folder in (temporary, *temporary.parents) if folder.exists())
     return NodeInfo(
@@ -141,8 +131,8 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
         modules=tuple(modules),
-        torch=TorchInfo(torch.version, **of_torch) if torch else None,
-        horovod=None if horovod is None else HorovodInfo(*of_horovod, **found["horovod"]),
+        torch=TorchInfo(**vars(torch), **of_torch) if torch else None,
+        horovod=HorovodInfo(**vars(horovod), **found["horovod"]) if horovod else None,
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         interfaces=interfaces(),
         temporary_folder=str(temporary),

@@ -6,16 +6,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from horovod_tune.doctor.findings import Node, diagnose_nodes
 from horovod_tune.doctor.node_info import NodeInfo, collect_info
 from horovod_tune.doctor.report import Report
 
-DEFAULT_TIMEOUT_S = 180.0
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -56,7 +54,7 @@ class NodeProbe:
 def check(
     modules: Sequence[str],
     *,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float = 180.0,
     nics: Sequence[str] = (),
     backend: str | None = None,
 ) -> Report:
@@ -72,14 +70,10 @@ def check(
         backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod. None: "horovod" if
             any machine has it.
     """
-    nodes = _machines()
-    if len(nodes) < 2:
+    machines = _machines()
+    if len(machines) < 2:
         return Report()
-    probes = _Probes(nodes, deadline=time.monotonic() + timeout_s)
-    try:
-        found = probes.examine(modules, nics)
-    finally:
-        probes.end()
+    found = _examine(machines, modules, nics, deadline=time.monotonic() + timeout_s)
     if backend is None:
         has_horovod = any(node.info is not None and node.info.horovod is not None for node in found)
         backend = "horovod" if has_horovod else "torch"
@@ -103,85 +97,69 @@ def _machines() -> dict[str, Mapping[str, Any]]:
     }
 
 
-class _Probes:
-    """One `NodeProbe` per machine, called in parallel until the deadline (monotonic, in seconds)."""
+def _examine(
+    machines: Mapping[str, Mapping[str, Any]], modules: Sequence[str], nics: Sequence[str], *, deadline: float
+) -> list[Node]:
+    """Examine the machines in parallel until the deadline (monotonic, in seconds).
 
-    def __init__(self, machines: Mapping[str, Mapping[str, Any]], *, deadline: float) -> None:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    A machine that fails one check is left out of the later ones.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self._deadline = deadline
-        self._nodes = {label: Node(label, node["NodeManagerAddress"]) for label, node in machines.items()}
-        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(NodeProbe)
-        self._actors: dict[str, Any] = {}
-        for label, node in machines.items():
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            self._actors[label] = actor.options(scheduling_strategy=there).remote()
+    probe: Any = ray.remote(num_cpus=0, max_restarts=0)(NodeProbe)
+    nodes = [Node(label, node["NodeManagerAddress"]) for label, node in machines.items()]
+    actors = {}
+    for label, node in machines.items():
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        actors[label] = probe.options(scheduling_strategy=there).remote()
 
-    def examine(self, modules: Sequence[str], nics: Sequence[str]) -> list[Node]:
-        """Examine every machine; a machine that fails one check is left out of the later ones."""
-        limit_s = self._left_s() / 2  # leaves time for the other checks if an import is slow
-        infos = self._ask(lambda label, actor: actor.facts.remote(modules, limit_s))
-        for label, info in infos.items():
-            self._set(label, info=info, **_interface(info, self._nodes[label].address, nics))
-        self._connect()
-        return list(self._nodes.values())
+    def left_s() -> float:
+        return max(0.0, deadline - time.monotonic())
 
-    def end(self) -> None:
-        import ray
-
-        for actor in self._actors.values():
-            ray.kill(actor)
-
-    def _connect(self) -> None:
-        own = {label: address for label, node in self._nodes.items() if (address := node.interface_address)}
-        ports = self._ask(lambda label, actor: actor.listen.remote(own[label]), own)
-        targets = {label: (own[label], port) for label, port in ports.items()}
-        timeout_s = min(CONNECT_TIMEOUT_S, self._left_s())
-
-        def connect(label: str, actor: Any) -> Any:
-            others = {peer: target for peer, target in targets.items() if peer != label}
-            return actor.unreached.remote(own[label], others, timeout_s)
-
-        for label, unreached in self._ask(connect, targets).items():
-            self._set(label, unreached=unreached)
-
-    def _ask(
-        self, question: Callable[[str, Any], Any], labels: Sequence[str] | Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Return the replies; a node that sent none is marked with the reason."""
-        import ray
-
-        asked = [label for label, node in self._nodes.items() if node.failure is None]
-        asked = [label for label in asked if labels is None or label in labels]
-        refs = {label: question(label, self._actors[label]) for label in asked}
-        answers = {}
-        for label, ref in refs.items():
+    def replies(question: Callable[[Node, Any], Any], asked: Sequence[Node]) -> Iterator[tuple[Node, Any]]:
+        """Ask all, then yield the replies; a node that sends none is marked with the reason."""
+        for node, ref in [(node, question(node, actors[node.label])) for node in asked]:
             try:
-                answers[label] = ray.get(ref, timeout=max(0.1, self._left_s()))
+                yield node, ray.get(ref, timeout=max(0.1, left_s()))
             except ray.exceptions.GetTimeoutError:
-                self._set(label, info=None, failure="it did not respond in time")
+                node.info, node.failure = None, "it did not respond in time"
             except ray.exceptions.RayError as error:
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-                self._set(label, info=None, failure=lines[-1] if lines else "it failed with no error message")
-        return answers
+                node.info, node.failure = None, lines[-1] if lines else "it failed with no error message"
 
-    def _set(self, label: str, **changes: Any) -> None:
-        self._nodes[label] = replace(self._nodes[label], **changes)
+    try:
+        limit_s = left_s() / 2  # leaves time for the other checks if an import is slow
+        for node, info in replies(lambda node, actor: actor.facts.remote(modules, limit_s), nodes):
+            node.info = info
+            _choose_interface(node, info, nics)
+        listening = [node for node in nodes if node.interface_address]
+        ports = replies(lambda node, actor: actor.listen.remote(node.interface_address), listening)
+        targets = {node.label: (str(node.interface_address), port) for node, port in ports}
+        timeout_s = min(CONNECT_TIMEOUT_S, left_s())
 
-    def _left_s(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
+        def connect(node: Node, actor: Any) -> Any:
+            others = {label: target for label, target in targets.items() if label != node.label}
+            return actor.unreached.remote(node.interface_address, others, timeout_s)
+
+        for node, unreached in replies(connect, [node for node in nodes if node.label in targets]):
+            node.unreached = unreached
+    finally:
+        for actor in actors.values():
+            ray.kill(actor)
+    return nodes
 
 
-def _interface(info: NodeInfo, node_ip: str, nics: Sequence[str]) -> dict[str, Any]:
-    """Return the interface that the ranks will choose, as fields of `Node`."""
+def _choose_interface(node: Node, info: NodeInfo, nics: Sequence[str]) -> None:
+    """Set the interface that the ranks will choose."""
     from horovod_tune.actors.ranks import choose_interface
     from horovod_tune.errors import StartFailed
 
     try:
-        name = choose_interface(info.interfaces, node_ip=node_ip, nics=nics, single_host=False)
+        name = choose_interface(info.interfaces, node_ip=node.address, nics=nics, single_host=False)
     except StartFailed as failure:
-        return {"interface_failure": str(failure)}
+        node.interface_failure = str(failure)
+        return
     own = info.interfaces[name]
-    address = node_ip if node_ip in own else next(ip for ip in own if "." in ip)
-    return {"interface": name, "interface_address": address}
+    node.interface = name
+    node.interface_address = node.address if node.address in own else next(ip for ip in own if "." in ip)

@@ -24,13 +24,7 @@ _examined: set[tuple[str, str]] = set()
 
 @best_effort_callback("preflight", PreflightFailed, ResourcesUnavailable)
 class Preflight(Callback):
-    """Examines every node once, as soon as the cluster has enough nodes for a trial.
-
-    Args:
-        spec: the spec of the trials.
-        shipped: their training function.
-        placement: the placement of their workers. If it fits one node, nothing is examined.
-    """
+    """Examines every node once, as soon as the cluster has enough nodes for a trial that does not fit one."""
 
     def __init__(self, spec: TrialSpec, shipped: ShippedFunction, placement: Placement) -> None:
         self._spec, self._shipped, self._placement = spec, shipped, placement

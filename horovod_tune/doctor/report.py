@@ -78,7 +78,7 @@ def _torch(info: NodeInfo) -> str:
 def _horovod(info: NodeInfo) -> str:
     if (horovod := info.horovod) is None:
         return "not installed"
-    torch = horovod.built_for_torch
+    torch = horovod.torch_version
     built = f"compiled for torch {torch}" if torch else "compiled without torch"
     operations = "on CPU and GPU (NCCL)" if horovod.nccl else "on the CPU"
     works = f"with{'' if horovod.gloo else 'out'} Gloo; operations {operations}"

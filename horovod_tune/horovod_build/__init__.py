@@ -1,7 +1,7 @@
 """Compiles Horovod for the installed torch: the package behind `horovod-tune install-horovod`.
 
-command.py ─► install.py ─┬─ installed.py  torch, Horovod and the compilers: found, or a cure for each
-                          └─ build.py      source, patches, `pip wheel`, progress, first error
+command.py ─┬─ installed.py  torch, Horovod and the compilers: found, or a cure for each
+            └─ build.py      source, patches, `pip wheel`, progress, first error
 
 Nothing here imports torch, Horovod or Ray, so that a build is possible when their versions are incompatible.
 """

@@ -89,9 +89,6 @@ def machine_tag(cpuinfo: str) -> str:
 
     Horovod compiles with the AVX, F16C and FMA instructions of the machine that builds it (on x86-64), so an
     older machine with the same home directory must not use the same wheel.
-
-    >>> machine_tag("flags : fpu avx f16c fma avx2").split("-")[-1]
-    'avx.f16c.fma'
     """
     libc, release = platform.libc_ver()
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
@@ -105,14 +102,10 @@ def max_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 1_500_000_000))
 
 
-def compile_environment(
-    plan: Plan, environ: Mapping[str, str], *, jobs: int, cmake: str, tools: Tools
-) -> dict[str, str]:
-    """Return the environment in which Horovod's setup runs.
-
-    The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    the plan's key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
-    """
+def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, tools: Tools) -> dict[str, str]:
+    """Return the environment in which Horovod's setup runs."""
+    # The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
+    # the plan's key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
     kept.pop("CMAKE_GENERATOR", None)  # Horovod passes make's options to any generator.
@@ -122,7 +115,7 @@ def compile_environment(
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_CMAKE": cmake,
+        "HOROVOD_CMAKE": tools.cmake or "cmake",
         "HOROVOD_LOCAL_VERSION": plan.local_version,
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses Gloo's older one; older CMakes ignore it.
         "MAKEFLAGS": f"-j{jobs}",
@@ -164,13 +157,9 @@ def fetch_source(archive: Path | None, work: Path) -> Path:
 
 
 def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what: str, log: Path) -> None:
-    """Compile `source` into a wheel in `folder`, with the output in `log` and the progress on stdout.
+    """Compile `source` into a wheel in `folder`, its output in `log` and the progress of `what` on stdout.
 
-    Args:
-        what: Name of the build in the progress lines.
-
-    Raises:
-        BuildError: The build failed; the message quotes the first error.
+    If the build fails, BuildError quotes its first error.
     """
     # No build isolation: pip would compile against a torch that it fetches for itself, not the installed one.
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"]
@@ -194,10 +183,10 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
         try:
             for line in process.stdout:
                 kept.write(line)
-                percent = percent_done(line)
-                if percent is not None and percent // 10 > shown // 10:
-                    print(f"{what}: {percent} % after {time.monotonic() - began_s:.0f} s", flush=True)
-                    shown = percent
+                done = re.match(r"\s*\[\s*(\d{1,3})%\]", line)  # by CMake
+                if done and int(done[1]) // 10 > shown // 10:
+                    shown = int(done[1])
+                    print(f"{what}: {shown} % after {time.monotonic() - began_s:.0f} s", flush=True)
             status = process.wait()
         except BaseException:
             with suppress(ProcessLookupError):
@@ -212,21 +201,11 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
         raise BuildError(f"Horovod did not compile. {cause}\n{cure}\nFull log: {log}")
 
 
-def percent_done(line: str) -> int | None:
-    """Return the percentage that a line of CMake's build output states, or None.
-
-    >>> percent_done("[ 42%] Building CXX object horovod/common/common.cc.o")
-    42
-    """
-    found = re.match(r"\s*\[\s*(\d{1,3})%\]", line)
-    return int(found[1]) if found else None
-
-
-def first_error(lines: Sequence[str], context: int = 3) -> str | None:
-    """Return the first error in a build log with `context` lines after it, or None."""
+def first_error(lines: Sequence[str]) -> str | None:
+    """Return the first error in a build log with three lines after it, or None."""
     for number, line in enumerate(lines):
         if _ERROR.search(line.strip()):  # pip indents the compiler's output
-            quoted = (text.rstrip()[:400] for text in lines[number : number + 1 + context])
+            quoted = (text.rstrip()[:400] for text in lines[number : number + 4])
             return textwrap.dedent("\n".join(quoted))
     return None
 
@@ -299,9 +278,7 @@ def apply(patches: Iterable[Path], source: Path) -> None:
     for hunk in (hunk for patch in patches for hunk in hunks(patch)):
         path = source / hunk.path
         if path not in changed:
-            if not path.is_file():
-                raise BuildError(f"{hunk.patch} is for {hunk.path}, which Horovod's source lacks.")
-            changed[path] = path.read_text()
+            changed[path] = path.read_text() if path.is_file() else ""
         changed[path] = hunk.applied_to(changed[path])
     for path, text in changed.items():
         path.write_text(text)

@@ -1,20 +1,44 @@
-"""`horovod-tune install-horovod`."""
+"""`horovod-tune install-horovod`: builds Horovod for the installed torch, or takes a cached wheel."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import shutil
+import subprocess
 import sys
-from dataclasses import fields
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from horovod_tune.horovod_build import BuildError
-from horovod_tune.horovod_build.build import GPU_CHOICES, HOROVOD_VERSION
-from horovod_tune.horovod_build.install import Request, default_cache, install_horovod
+from horovod_tune.horovod_build import BuildError, build, installed, patches
+from horovod_tune.horovod_build.build import GPU_CHOICES, HOROVOD_VERSION, Plan, run_pip
+from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+# How long the test collective of an installed Horovod may take, the import of torch included.
+CHECK_TIMEOUT_S = 300
+# A build's folder that is older than this was left by a build that was killed.
+LONGEST_BUILD_S = 86_400
+
+# Modules that Horovod's setup imports, and those that its compiled part imports.
+SETUP_MODULES = ("setuptools", "wheel")
+MODULES = ("cloudpickle", "psutil", "yaml", "packaging", "cffi", "numpy")
+
+# Runs in its own process: an import that crashes must not end the installer. The interface is named because
+# a machine's own name may not resolve.
+_CHECK = """
+import horovod.torch as hvd, torch
+hvd.init()
+assert hvd.allreduce(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+print("gloo" if hvd.gloo_built() else "", "nccl" if hvd.nccl_built() else "")
+"""
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,14 +57,7 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     jobs = "number of compilers that run at once (default: the most that CPUs and memory allow)"
     option("--jobs", "-j", type=_at_least_one, metavar="N", help=jobs)
     cache = "where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)"
-    option(
-        "--cache-dir",
-        dest="cache",
-        type=_absolute,
-        default=default_cache(os.environ),
-        metavar="DIR",
-        help=cache,
-    )
+    option("--cache-dir", dest="cache", type=Path, default=default_cache(), metavar="DIR", help=cache)
     option("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
     option("--no-install", dest="install", action="store_false", help="build the wheel, do not install it")
     source = "Horovod's source archive, for hosts without internet"
@@ -51,15 +68,123 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     try:
-        install_horovod(Request(**{each.name: getattr(arguments, each.name) for each in fields(Request)}))
+        install_horovod(arguments)
     except BuildError as error:
         print(f"horovod-tune install-horovod: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _absolute(text: str) -> Path:
-    return Path(text).absolute()
+def install_horovod(options: argparse.Namespace) -> None:
+    """Install Horovod as the command's options say, with progress on stdout, or raise BuildError."""
+    cache = options.cache.absolute()
+    torch = installed.installed_torch()
+    if torch is None:
+        cure = "Horovod is compiled for the installed torch: install torch first."
+        raise BuildError(f"There is no torch in {sys.prefix}. {cure}")
+    machine = build.machine_tag(Path("/proc/cpuinfo").read_text())
+    chips = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "") if options.gpu == "nccl" else ""
+    plan = Plan(torch.version, gpu=options.gpu, machine=machine, cuda_chips=chips)
+    present = installed.installed_horovod()
+    # An installed Horovod does not state its chips.
+    is_installed = present == InstalledHorovod(plan.full_version, plan.torch_version) and not chips
+    if options.install and not options.force and options.wheel_dir is None and is_installed:
+        _check_installed(plan)
+        return
+    kept = sorted((cache / "wheels" / plan.key).glob("horovod-*.whl"))
+    if kept and not options.force:
+        wheel = kept[-1]
+        print(f"Using the wheel compiled earlier: {wheel}")
+    else:
+        building = cache / "building"
+        building.mkdir(parents=True, exist_ok=True)
+        for leftover in building.iterdir():  # of builds that were killed
+            with suppress(FileNotFoundError):  # another build has just ended
+                if time.time() - leftover.stat().st_mtime > LONGEST_BUILD_S:
+                    shutil.rmtree(leftover, ignore_errors=True)
+        # One folder per build: two may run at the same time, also on hosts that share the cache.
+        with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
+            wheel = _build(plan, torch, options, cache, Path(work))
+    if options.wheel_dir is not None:
+        options.wheel_dir.mkdir(parents=True, exist_ok=True)
+        print(f"Wheel: {shutil.copy2(wheel, options.wheel_dir)}")
+    if options.install:
+        run_pip("install", "--no-deps", "--force-reinstall", str(wheel))
+        _pip_install_missing(MODULES)
+        _check_installed(plan)
+
+
+def _build(plan: Plan, torch: InstalledTorch, options: argparse.Namespace, cache: Path, work: Path) -> Path:
+    tools = installed.find_tools(torch, options.gpu, os.environ)
+    logs = cache / "logs"
+    logs.mkdir(exist_ok=True)
+    log = logs / f"{work.name}_{time.strftime('%Y%m%d-%H%M%S')}.log"
+    _pip_install_missing(SETUP_MODULES + MODULES)
+    tools = replace(tools, cmake=tools.cmake or build.fetch_cmake(work / "cmake"))
+    if tools.nccl is not None:
+        # The linker looks for `libnccl.so`, but torch's package has only `libnccl.so.2`.
+        library = work / "libnccl.so"
+        library.symlink_to(tools.nccl.library)
+        tools = replace(tools, nccl=replace(tools.nccl, library=library))
+    print(f"Fetching Horovod {HOROVOD_VERSION} ...", flush=True)
+    source = build.fetch_source(options.source, work)
+    build.apply(patches.patches_for(torch.release, plan.gpu), source)
+    jobs = options.jobs or build.max_jobs()
+    environment = build.compile_environment(plan, os.environ, jobs=jobs, tools=tools)
+    # Horovod's log lines begin with the source file: make its path short, since this folder is temporary.
+    environment["CXXFLAGS"] = f"{environment.get('CXXFLAGS', '')} -ffile-prefix-map={source}/=".strip()
+    what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
+    build.compile_wheel(source, work / "wheel", environment, what, log)
+    (wheel,) = (work / "wheel").glob("horovod-*.whl")
+    kept: Path = cache / "wheels" / plan.key / wheel.name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(wheel, kept)
+    log.unlink()
+    return kept
+
+
+def _check_installed(plan: Plan) -> None:
+    """Run one collective: an installed Horovod may still fail to load."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
+    try:
+        checked = subprocess.run(
+            [sys.executable, "-c", _CHECK],
+            env=environment | {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=CHECK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(
+            f"Horovod {plan.full_version} is installed, but a collective did not end in {CHECK_TIMEOUT_S} s."
+        ) from error
+    if checked.returncode != 0 or "gloo" not in checked.stdout:
+        # Horovod prints to stdout why it could not load its library, and fails elsewhere afterwards.
+        output = [*checked.stdout.strip().splitlines()[:4], *checked.stderr.strip().splitlines()[-4:]]
+        raise BuildError(
+            f"Horovod {plan.full_version} is installed but does not work "
+            f"(exit status {checked.returncode}):\n"
+            + "\n".join(output)
+            + "\nCompile it again: the same command with --force"
+        )
+    operations = " and ".join(name for name in ("gloo", "nccl") if name in checked.stdout)
+    print(f"Horovod {plan.full_version} for torch {plan.torch_version} is installed, with {operations}.")
+
+
+def _pip_install_missing(modules: tuple[str, ...]) -> None:
+    importlib.invalidate_caches()
+    missing = ["pyyaml" if name == "yaml" else name for name in modules if not importlib.util.find_spec(name)]
+    if missing:
+        print(f"Installing {', '.join(missing)} ...", flush=True)
+        run_pip("install", *missing)
+
+
+def default_cache() -> Path:
+    """Return the cache directory: ``$XDG_CACHE_HOME/horovod_tune``, or ``~/.cache/horovod_tune``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification: a relative path is invalid and must be ignored.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "horovod_tune"
 
 
 def _at_least_one(text: str) -> int:

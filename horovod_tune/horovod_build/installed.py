@@ -27,7 +27,7 @@ class InstalledTorch:
     """The torch of this environment, as its `version.py` states it."""
 
     version: str
-    cuda: str | None  # the CUDA release it was built for, such as ``"12.8"``; None for a CPU build
+    cuda: str | None = None  # the CUDA release it was built for, such as ``"12.8"``; None for a CPU build
 
     @property
     def release(self) -> tuple[int, int]:
@@ -41,7 +41,7 @@ class InstalledHorovod:
     """The Horovod of this environment."""
 
     version: str  # as pip shows it: ``0.28.1+ht7.cpu`` if `install-horovod` built it
-    torch_version: str | None  # the torch it was compiled for; None if it was built without torch
+    torch_version: str | None = None  # the torch it was compiled for; None if it was built without torch
 
     @property
     def patch_level(self) -> str | None:
@@ -55,15 +55,7 @@ def installed_torch() -> InstalledTorch | None:
     package = _package_folder("torch")
     if package is None or not (package / "version.py").is_file():
         return None
-    return parse_torch_version((package / "version.py").read_text())
-
-
-def parse_torch_version(source: str) -> InstalledTorch | None:
-    """Return what torch's `version.py` states, or None if it states no version.
-
-    >>> parse_torch_version("__version__ = '2.13.0+cu128'\\ncuda: Optional[str] = '12.8'\\n")
-    InstalledTorch(version='2.13.0+cu128', cuda='12.8')
-    """
+    source = (package / "version.py").read_text()
     values = dict(re.findall(r"""^(__version__|cuda)\b[^=\n]*= *["']([^"']+)["']""", source, re.MULTILINE))
     return InstalledTorch(values["__version__"], values.get("cuda")) if "__version__" in values else None
 
@@ -83,11 +75,7 @@ def installed_horovod() -> InstalledHorovod | None:
 
 
 def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:
-    """Return advice for ranks that could not connect; empty if Horovod has our newest patches.
-
-    >>> "port scan" in advice_on_failed_init(InstalledHorovod("0.28.1", "2.13.0"))
-    True
-    """
+    """Return advice for ranks that could not connect; empty if Horovod has our newest patches."""
     if horovod is None or horovod.patch_level == PATCH_LEVEL:
         return ""
     return (
@@ -105,6 +93,7 @@ def _package_folder(name: str) -> Path | None:
 
 
 OLDEST_CMAKE = (3, 13)
+CUDA_VARIABLES = ("HOROVOD_CUDA_HOME", "CUDA_HOME")
 
 
 @dataclass(frozen=True)
@@ -125,19 +114,14 @@ class Tools:
 
 
 def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str]) -> Tools:
-    """Return the tools that a build with `gpu` operations uses.
-
-    Raises:
-        BuildError: something is missing; the message lists all of it, with the cures.
-    """
-    missing = list(_missing_tools(environ))
-    if gpu != "nccl":
-        tools = Tools(find_cmake(environ))
-    else:
-        nvcc, nccl = find_nvcc(environ), find_nccl(environ, [Path(entry) for entry in sys.path if entry])
+    """Return the tools that a build with `gpu` operations uses; BuildError lists all that is missing."""
+    missing, tools = list(_missing_tools(environ)), Tools(find_cmake(environ))
+    if gpu == "nccl":
+        home, nvcc = find_cuda(environ) or (None, None)
+        nccl = find_nccl(environ, [Path(entry) for entry in sys.path if entry])
         release = re.search(r"release (\d+\.\d+)", (nvcc and output_of(str(nvcc), "--version")) or "")
         missing += _missing_for_nccl(torch, nvcc, release[1] if release else None, nccl)
-        tools = Tools(find_cmake(environ), cuda_home_of(nvcc, environ) if nvcc else None, nccl)
+        tools = Tools(tools.cmake, home, nccl)
     if missing:
         raise BuildError("Horovod cannot be compiled here:\n" + "\n".join(f"- {line}" for line in missing))
     return tools
@@ -194,37 +178,26 @@ def find_cmake(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def find_nvcc(environ: Mapping[str, str]) -> Path | None:
-    """Return the CUDA compiler; look for it in the same order as Horovod's own build."""
-    homes = [Path(environ[name]) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME") if environ.get(name)]
-    on_path = shutil.which("nvcc", path=environ.get("PATH"))
-    candidates = [home / "bin" / "nvcc" for home in homes]
-    candidates += [Path(on_path)] if on_path else []
-    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
-    return next((nvcc for nvcc in candidates if os.access(nvcc, os.X_OK)), None)
-
-
-def cuda_home_of(nvcc: Path, environ: Mapping[str, str]) -> Path:
-    """Return the toolkit's folder: the one above nvcc, or the one that nvcc itself names.
-
-    `nvcc` on the path may be a wrapper outside its toolkit.
-    """
-    for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME"):
-        if environ.get(name) and nvcc == Path(environ[name]) / "bin" / "nvcc":
-            return Path(environ[name])
-    named = re.search(r"^#\$ TOP=(.+)$", output_of(str(nvcc), "--dryrun", "-x", "cu", os.devnull) or "", re.M)
-    return Path(named[1].strip()).resolve() if named else nvcc.resolve().parent.parent
+def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
+    """Return CUDA's folder and its compiler; look for them in the same order as Horovod's own build."""
+    folders = [Path(environ[name]) for name in CUDA_VARIABLES if environ.get(name)]
+    found = [(folder, folder / "bin" / "nvcc") for folder in folders]
+    if on_path := shutil.which("nvcc", path=environ.get("PATH")):
+        # It may be a wrapper outside its toolkit, which it names itself.
+        said = output_of(on_path, "--dryrun", "-x", "cu", os.devnull) or ""
+        named = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+        folder = Path(named[1].strip()).resolve() if named else Path(on_path).resolve().parent.parent
+        found.append((folder, Path(on_path)))
+    found.append((Path("/usr/local/cuda"), Path("/usr/local/cuda/bin/nvcc")))
+    return next(((folder, nvcc) for folder, nvcc in found if os.access(nvcc, os.X_OK)), None)
 
 
 def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | None:
-    """Return NCCL's header folder and shared library.
-
-    Look in `$HOROVOD_NCCL_HOME`, then for the package that CUDA builds of torch install, since a training
-    process loads that copy, then in the toolkit and the system. `packages`: folders of installed packages.
-    """
+    """Return NCCL's header folder and shared library; `packages` are folders of installed packages."""
+    # The copy in the packages that CUDA builds of torch install is the one that a training process loads.
     homes = [environ["HOROVOD_NCCL_HOME"]] if environ.get("HOROVOD_NCCL_HOME") else []
     homes += [str(entry / "nvidia/nccl") for entry in packages]
-    homes += [environ[name] for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME") if environ.get(name)]
+    homes += [environ[name] for name in CUDA_VARIABLES if environ.get(name)]
     homes.append("/usr/local/cuda")
     places = [(Path(home) / "include", Path(home) / lib) for home in homes for lib in ("lib", "lib64")]
     system = [*sorted(Path("/usr/lib").glob("*-linux-gnu")), Path("/usr/lib64")]

@@ -57,11 +57,11 @@ class TuneReporterCallback(TrainerCallback):
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,
+        *_: Any,
         optimizer: Any = None,
         lr_scheduler: Any = None,
         train_dataloader: Any = None,
-        **_: Any,
+        **more: Any,
     ) -> None:
         """Check that the training can be right, and prepare one that continues from a checkpoint.
 
@@ -113,23 +113,17 @@ class TuneReporterCallback(TrainerCallback):
         control.should_save |= live.rank_info.rank == 0 or args.world_size > 1
         return control
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **more: Any) -> None:
         """Report the evaluation that this checkpoint belongs to."""
         self._report_waiting(os.path.join(str(args.output_dir), f"checkpoint-{state.global_step}"))
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_begin(self, *_: Any, **more: Any) -> None:
         """Report an evaluation after which the Trainer did not save on this rank."""
         self._report_waiting(None)
 
     on_epoch_begin = on_step_begin
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **more: Any) -> None:
         """Report such an evaluation after the last step."""
         self._is_training = False
         self._report_waiting(None)
@@ -243,16 +237,9 @@ def distribute(trainer: Trainer) -> Trainer:
 class _OneModel(TrainerCallback):
     """Broadcasts rank 0's weights once they are initialised, or loaded from a checkpoint."""
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: Any,
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **more: Any) -> None:
         setattr(state, _MARK, True)
-        _broadcast(model.state_dict())
+        _broadcast(more["model"].state_dict())
 
 
 def _broadcast(tensors: dict[str, Any]) -> None:
@@ -270,10 +257,8 @@ def _broadcast(tensors: dict[str, Any]) -> None:
                 f"Horovod cannot send the model's {name!r}, which is bfloat16: load the model with "
                 "from_pretrained(..., dtype=torch.float32), and train it with TrainingArguments(bf16=True)"
             )
-    sent = {
-        name: each.view(torch.uint8) if each.dtype == torch.bool else each for name, each in tensors.items()
-    }
-    hvd.broadcast_parameters(sent, root_rank=0)
+    bools = {name: each.view(torch.uint8) for name, each in tensors.items() if each.dtype == torch.bool}
+    hvd.broadcast_parameters(tensors | bools, root_rank=0)
 
 
 def share_of(dataset: Any, rank: int, size: int) -> Any:

@@ -1,10 +1,10 @@
 """Building blocks for training with large batches, for use in a training function.
 
 curves.py, lr_scheduler.py        learning rates for a global batch of any size
-layer_wise.py, lars.py, lamb.py   layer-wise optimisers
+layer_wise.py                     layer-wise optimisers, and their groups of parameters
 batches.py, accumulation.py       a global batch in several passes, also if its size or the ranks change
 noise_scale.py, growth.py         which batch size is enough, and batches that grow
-configuration.py, recipe.py       optimiser, schedule and accumulation from a configuration
+recipe.py                         optimiser, schedule and accumulation from a configuration
 
 All of it runs in each rank of a trial, of `horovodrun` or of `torchrun`, or in a single process.
 """
@@ -20,9 +20,7 @@ _MODULES = {
     "bounds": "HyperparameterError",
     "curves": "Constant Cosine InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
     "growth": "BatchGrowth CurvatureGrowth FixedGrowth NoiseScaleGrowth largest_eigenvalue",
-    "lamb": "Lamb",
-    "lars": "Lars",
-    "layer_wise": "TrustRatioError parameter_groups",
+    "layer_wise": "Lamb Lars TrustRatioError parameter_groups",
     "lr_scheduler": "AdamHyperparameters LargeBatchLR scaled_adam scaling_factor",
     "noise_scale": "NoiseEstimate NoiseScale",
     "recipe": "TrainingSetup from_config",

@@ -42,8 +42,7 @@ class GradientAccumulator:
 
     where :math:`L_{ri}` is the mean loss of the :math:`n_{ri}` samples in pass i of rank r. This g is the
     gradient of the mean loss over all samples of the step, even if the last group is shorter or ranks have
-    different numbers of samples. Horovod's ``backward_passes_per_step`` only sums the passes: a short pass
-    has the same weight as a long one.
+    different numbers of samples. (Horovod's ``backward_passes_per_step`` weights all passes equally.)
 
     `step` averages over the ranks, unscales (AMP), clips by the global norm, updates the weights, advances
     the schedule and zeroes the gradients, in this order. Overflows are detected after the average, so that
@@ -200,7 +199,7 @@ class GradientAccumulator:
         measures = self._measures
         row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]
         row += [parameter.grad is not None for parameter in self._parameters()]
-        pending = gather_async(row, "accumulation", self.process_set)
+        pending = gather_async(row, self.process_set)
         if hasattr(self.optimizer, "synchronize"):
             self.optimizer.synchronize()
         elif self._world_size > 1:

@@ -17,9 +17,6 @@ from horovod_tune.large_batch.world import horovod, world_size
 class BatchGrowth:
     """Grows the global batch by a policy: each rank makes more passes, and the rate follows the scaling rule.
 
-    Memory and data loading stay as they are. When workers join, each rank needs fewer passes for the same
-    batch.
-
     Args:
         policy: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth` or an object of your own. Its
             ``growth(epoch, global_batch_size, measure)`` returns the factor to multiply the batch by, the

@@ -24,11 +24,8 @@ class LargeBatchLR(LRScheduler):
 
     .. math:: \eta_g(t) = \eta_g\, s(B/B_0)\, f(t), \quad t = \text{steps} / \text{steps per epoch}
 
-    The rates depend on the global batch, never on how many ranks share it: the rates of N ranks equal, to the
-    last bit, those of one rank with the whole batch. Time is kept as a fraction, so that it accumulates no
-    rounding errors when the batch changes or training is resumed.
-
-    Call `step()` after each optimiser step (not after each pass of an accumulation).
+    Time is kept as a fraction, so that it accumulates no rounding errors when the batch changes or training
+    is resumed. Call `step()` after each optimiser step (not after each pass of an accumulation).
 
     Args:
         optimizer: Its groups' ``lr`` are the base rates, tuned for `base_batch_size`. May be
@@ -236,7 +233,7 @@ def scaled_adam(
     root = scaling_factor(global_batch_size, base_batch_size, "sqrt")
     k = scaling_factor(global_batch_size, base_batch_size)
     scaled = []
-    for index, beta in enumerate(bounds.betas(betas)):
+    for index, beta in enumerate(bounds.betas("betas", betas)):
         rest = k * (1 - beta)
         if rest > 1 + 1e-9:  # k = 20 and beta = 0.95 give a little more than 1
             raise bounds.HyperparameterError(

@@ -125,13 +125,12 @@ def _fieller(
 
 
 class GradientNorms:
-    """Measures the squared norm of a single backward pass's gradient, with hooks on the parameters.
+    """Measures the squared norm of one backward pass's gradient until `take`, with hooks on the parameters.
 
     The hooks receive a pass's own gradient before it is added to the others, and before Horovod averages it.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Measure until `take`. Always measuring would also count other calls of ``torch.autograd.grad``."""
         self._norms: list[torch.Tensor] = []
         self._hooks = [each.register_hook(self._record) for each in parameters if each.requires_grad]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch import bounds, curves
 from horovod_tune.large_batch.accumulation import GradientAccumulator, StepResult
 from horovod_tune.large_batch.batches import (
     BatchSplit,
@@ -17,14 +19,55 @@ from horovod_tune.large_batch.batches import (
     split_batch,
     steps_per_epoch,
 )
-from horovod_tune.large_batch.configuration import checked_values, optimizer_of, schedule_of
-from horovod_tune.large_batch.lr_scheduler import LargeBatchLR, scaling_factor
+from horovod_tune.large_batch.layer_wise import Lamb, Lars, parameter_groups
+from horovod_tune.large_batch.lr_scheduler import RULE_OF_OPTIMIZER, RULES, LargeBatchLR, scaling_factor
 from horovod_tune.large_batch.noise_scale import NoiseScale
 from horovod_tune.large_batch.world import horovod, rank, torch_distributed, world_size
 
 # Arguments of `hvd.DistributedOptimizer`, which a world of one rank does not make.
 _OF_HOROVOD = {"backward_passes_per_step", "compression", "gradient_predivide_factor", "groups"}
 _OF_HOROVOD |= {"num_groups", "op", "process_set", "sparse_as_dense"}
+
+# The rates that `relative_lr` multiplies, for batches of dozens to hundreds of samples: SGD as in Goyal et
+# al. (2017), AdamW as in torch. The rate of LAMB, and that of LARS times `trust`, is about the fraction by
+# which a layer's weights change per step.
+USUAL_RATE = {"sgd": 0.1, "lars": 0.1, "adamw": 1e-3, "lamb": 5e-3}
+
+SCHEDULES = ("constant", "multi_step", "polynomial", "cosine", "one_cycle", "inverse_sqrt")
+
+_positive, _not_negative = partial(bounds.number, more_than=0), partial(bounds.number, at_least=0)
+# The default of each key, `...` if it has to be given, and its check; schedules check their own options.
+_KEYS: dict[str, tuple[Any, Callable[[str, Any], Any] | None]] = {
+    "epochs": (..., _positive),
+    "base_batch_size": (..., bounds.count),
+    "global_batch_size": (None, bounds.count),
+    "local_batch_size": (None, bounds.count),
+    "max_micro_batch_size": (None, bounds.count),
+    "lr": (None, _positive),
+    "relative_lr": (None, _positive),
+    "scaling": (None, partial(bounds.one_of, choices=RULES)),
+    "optimizer": ("sgd", partial(bounds.one_of, choices=USUAL_RATE)),
+    "momentum": (0.9, partial(bounds.number, at_least=0, less_than=1)),
+    "nesterov": (False, bounds.flag),
+    "weight_decay": (0.0, _not_negative),
+    # With the paper's 0.001, layers move only at rates of 5 and more. Biases and normalisation train at the
+    # full rate, so networks without normalisation would diverge.
+    "trust": (0.05, _not_negative),
+    "betas": ((0.9, 0.999), bounds.betas),
+    "eps": (1e-8, _not_negative),
+    "max_norm": (None, _positive),
+    "schedule": ("cosine", partial(bounds.one_of, choices=SCHEDULES)),
+    "warmup_epochs": (0, _not_negative),
+    "warmup_start": (None, partial(bounds.number, at_least=0, at_most=1)),
+    "milestones": (None, None),
+    "gamma": (0.1, None),
+    "power": (2.0, None),
+}
+# A configuration has exactly one of each pair.
+_ONE_OF = (("lr", "relative_lr"), ("global_batch_size", "local_batch_size"))
+# Other libraries' names for these keys; always an error, since one could contradict the right key.
+_OTHER_NAMES = {"learning_rate": "lr", "epoch": "epochs", "num_epochs": "epochs"}
+_OTHER_NAMES |= {"warmup": "warmup_epochs", "wd": "weight_decay", "rule": "scaling"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +79,7 @@ class TrainingSetup:
         scheduler: The accumulator calls its `step()`.
         accumulator: Makes an optimiser step out of the passes.
         batch: The global batch, which can be resized and adapts to the number of ranks.
-        noise_scale: Measured unless there is only one pass per step, on one rank.
+        noise_scale: Not measured if training starts on one rank with one pass per step.
     """
 
     optimizer: torch.optim.Optimizer
@@ -139,7 +182,7 @@ def from_config(
     * exactly one of ``global_batch_size``, over all ranks, and ``local_batch_size``, per rank; if it is the
       local one, the global batch and the rate scale with the number of ranks
     * exactly one of ``lr``, the rate for a batch of ``base_batch_size``, and ``relative_lr``, that rate as a
-      multiple of the optimiser's usual one (`configuration.USUAL_RATE`)
+      multiple of the optimiser's usual one (`USUAL_RATE`)
     * ``scaling``: ``linear``, ``sqrt`` or ``none``; by default ``linear`` for SGD and ``sqrt`` for the others
     * ``max_micro_batch_size``: the most samples of a rank in a pass
     * ``optimizer``: ``sgd``, ``lars``, ``adamw`` or ``lamb``; with ``momentum`` and ``nesterov`` (SGD, LARS),
@@ -158,7 +201,7 @@ def from_config(
         num_samples: Samples in the training set, over all ranks.
         scaler: A ``torch.amp.GradScaler``.
         noise_scale: By default ``NoiseScale()``. With ``every=1`` its interval narrows sooner. It is not
-            updated on one rank with one pass per step.
+            updated if training starts on one rank with one pass per step.
         elastic: If True, the number of ranks may change. A global batch that is not a multiple of it is then
             split as evenly as possible instead of being an error.
         **distributed: Arguments of ``hvd.DistributedOptimizer``, such as ``compression``; none with
@@ -173,7 +216,7 @@ def from_config(
     >>> setup.optimizer.param_groups[0]["lr"], setup.split.passes, setup.scheduler.scale
     (0.1, 1, 4.0)
     """
-    values = checked_values(config)
+    values = _checked(config)
     if unknown := sorted(distributed.keys() - _OF_HOROVOD):
         of = "from_config or of hvd.DistributedOptimizer"
         raise bounds.HyperparameterError(f"{', '.join(unknown)} must be an argument of {of}")
@@ -184,13 +227,14 @@ def from_config(
                 f"{', '.join(distributed)} must be left out with torch.distributed, which has no "
                 "hvd.DistributedOptimizer"
             )
-        world = world_size(getattr(model, "process_group", None))
+        process_set = getattr(model, "process_group", None)
     else:
-        world = world_size(distributed.get("process_set"))
+        process_set = distributed.get("process_set")
+    world = world_size(process_set)
     local, largest = values["local_batch_size"], values["max_micro_batch_size"]
     batch_size = values["global_batch_size"] if local is None else local * world
     split = split_batch(batch_size, world, largest, even=not elastic)
-    optimizer: Any = optimizer_of(model, values)
+    optimizer: Any = _optimizer(model, values)
     if hvd is not None and world > 1:
         named = list(model.named_parameters())
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, **distributed)
@@ -198,7 +242,7 @@ def from_config(
     rule = values["scaling"]
     scheduler = LargeBatchLR(
         optimizer,
-        schedule_of(values, scaling_factor(batch_size, values["base_batch_size"], rule), steps),
+        _schedule(values, scaling_factor(batch_size, values["base_batch_size"], rule), steps),
         steps_per_epoch=steps,
         global_batch_size=batch_size,
         base_batch_size=values["base_batch_size"],
@@ -225,3 +269,74 @@ def from_config(
         even=not elastic,
     )
     return TrainingSetup(optimizer, scheduler, accumulator, batch, noise_scale)
+
+
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked configuration with defaults, the rate and the rule of scaling."""
+    if not isinstance(config, Mapping):
+        raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
+    missing = set(_KEYS) - set(config)
+    for pair in _ONE_OF:
+        if any(config.get(name) is not None for name in pair):
+            missing -= set(pair)
+    for key in config.keys() - _KEYS.keys():
+        name = str(key).lower()
+        close = difflib.get_close_matches(name, missing, n=1, cutoff=0.88)
+        if meant := name if name in _KEYS else _OTHER_NAMES.get(name, "".join(close)):
+            raise bounds.HyperparameterError(f"config has no key {key!r}, did you mean {meant!r}?")
+    required = sorted(name for name in missing if _KEYS[name][0] is ...)
+    if required:
+        raise bounds.HyperparameterError(f"config must have {', '.join(required)}, got {sorted(config)}")
+    values = {}
+    for name, (default, check) in _KEYS.items():
+        value = config.get(name, default)
+        # The checks return Python's own numbers: torch.load(weights_only=True) refuses NumPy's.
+        is_checked = check is not None and not (value is None and default is None)
+        values[name] = check(name, value) if check is not None and is_checked else value
+    for one, other in _ONE_OF:
+        if (values[one] is None) == (values[other] is None):
+            got = f"{one}={values[one]} and {other}={values[other]}"
+            raise bounds.HyperparameterError(f"config must have exactly one of {one} and {other}, got {got}")
+    if values["warmup_epochs"] >= values["epochs"]:
+        bound = f"less than epochs ({values['epochs']:g})"
+        raise bounds.HyperparameterError(f"warmup_epochs must be {bound}, got {config['warmup_epochs']!r}")
+    if values["lr"] is None:
+        values["lr"] = values["relative_lr"] * USUAL_RATE[values["optimizer"]]
+    values["scaling"] = values["scaling"] or RULE_OF_OPTIMIZER[values["optimizer"]]
+    return values
+
+
+def _optimizer(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
+    makers: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[str, ...]]] = {
+        "sgd": (torch.optim.SGD, ("momentum", "nesterov")),
+        "lars": (Lars, ("momentum", "nesterov", "trust")),
+        "adamw": (torch.optim.AdamW, ("betas", "eps")),
+        "lamb": (Lamb, ("betas", "eps")),
+    }
+    make, options = makers[values["optimizer"]]
+    groups = parameter_groups(model, weight_decay=values["weight_decay"])
+    return make(groups, lr=values["lr"], **{name: values[name] for name in options})
+
+
+def _schedule(values: dict[str, Any], scale: float, steps: int) -> curves.Schedule:
+    """Return warm-up and decay, in epochs of `steps`."""
+    epochs, warmup, start = values["epochs"], values["warmup_epochs"], values["warmup_start"]
+    start = min(1.0, 1 / scale) if start is None else start
+    decay: curves.Schedule
+    match values["schedule"]:
+        case "one_cycle":
+            return curves.OneCycle(epochs, warmup / epochs, start) if warmup else curves.OneCycle(epochs)
+        case "multi_step":
+            if values["milestones"] is None:
+                raise bounds.HyperparameterError("config must have milestones with multi_step, got None")
+            decay = curves.MultiStep(values["milestones"], gamma=values["gamma"])
+            return curves.Warmup(warmup, decay, start, overlap=True)
+        case "polynomial":
+            decay = curves.Polynomial(epochs - warmup, power=values["power"])
+        case "cosine":
+            decay = curves.Cosine(epochs - warmup)
+        case "inverse_sqrt":
+            decay = curves.InverseSqrt(max(warmup, 1 / steps))
+        case _:
+            decay = curves.Constant()
+    return curves.Warmup(warmup, decay, start)

@@ -28,11 +28,7 @@ def horovod() -> Any | None:
 
 
 def torch_distributed() -> Any | None:
-    """Return ``torch.distributed`` if it is initialised and Horovod is not, else None.
-
-    Raises:
-        HyperparameterError: Its backend is torch_xla's.
-    """
+    """Return ``torch.distributed`` if it is initialised and Horovod is not, else None."""
     dist = torch.distributed
     if horovod() is not None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -44,76 +40,45 @@ def torch_distributed() -> Any | None:
 
 
 def world_size(process_set: Any = None) -> int:
-    """Return the number of ranks, 1 without Horovod and torch.distributed.
-
-    Args:
-        process_set: Horovod's process set or torch.distributed's group, by default all ranks.
-
-    >>> world_size()
-    1
-    """
+    """Return the number of ranks of Horovod's process set or torch.distributed's group, by default of all."""
     if (hvd := horovod()) is not None:
-        return int(hvd.size() if process_set is None else process_set.size())
+        return int((process_set or hvd).size())
     if (dist := torch_distributed()) is not None:
         return int(dist.get_world_size(process_set))
     return 1
 
 
 def rank(process_set: Any = None) -> int:
-    """Return the rank of this process, 0 without Horovod and torch.distributed.
-
-    >>> rank()
-    0
-    """
+    """Return the rank of this process, 0 without Horovod and torch.distributed."""
     if (hvd := horovod()) is not None:
-        return int(hvd.rank() if process_set is None else process_set.rank())
+        return int((process_set or hvd).rank())
     if (dist := torch_distributed()) is not None:
         return int(dist.get_rank(process_set))
     return 0
 
 
-def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Callable[[], list[list[float]]]:
-    """Return a function that waits for the rows of all ranks and returns them in rank order.
+def gather_async(row: Sequence[float], process_set: Any = None) -> Callable[[], list[list[float]]]:
+    """Return a function that returns the rows of all ranks, of one length, in rank order.
 
-    All ranks get the same rows, so that they make the same decisions.
-
-    Args:
-        row: Numbers; every rank must pass the same number of them.
-        name: The collective's name; only one collective of a name may be pending.
-        process_set: As in `world_size`.
-
-    >>> gather_async([1, 2.5], "losses")()
-    [[1.0, 2.5]]
+    With Horovod that function waits for them. All ranks get the same, so that they make the same decisions.
     """
     size = world_size(process_set)
     if size == 1:
-        rows = [[float(value) for value in row]]
-        return lambda: rows
-    hvd = horovod()
-    if hvd is None:
-        device = "cuda" if torch.distributed.get_backend(process_set) == "nccl" else "cpu"
-        mine = torch.tensor(list(row), dtype=torch.float64, device=device)
-        all_rows = [torch.empty_like(mine) for _ in range(size)]
-        work = torch.distributed.all_gather(all_rows, mine, group=process_set, async_op=True)
-        assert work is not None, "this rank is in the group"
-
-        def wait() -> list[list[float]]:
-            work.wait()
-            return [each.tolist() for each in all_rows]
-
-        return wait
-    options = {} if process_set is None else {"process_set": process_set}
-    tensor = torch.tensor([list(row)], dtype=torch.float64)
-    handle = hvd.allgather_async(tensor, name=f"horovod_tune.large_batch.{name}", **options)
-    return lambda: hvd.synchronize(handle).tolist()
+        return lambda: [[float(value) for value in row]]
+    if (hvd := horovod()) is not None:
+        options = {} if process_set is None else {"process_set": process_set}
+        tensor = torch.tensor([list(row)], dtype=torch.float64)
+        handle = hvd.allgather_async(tensor, name="horovod_tune.large_batch.accumulation", **options)
+        return lambda: hvd.synchronize(handle).tolist()
+    device = "cuda" if torch.distributed.get_backend(process_set) == "nccl" else "cpu"
+    mine = torch.tensor(list(row), dtype=torch.float64, device=device)
+    rows = [torch.empty_like(mine) for _ in range(size)]
+    torch.distributed.all_gather(rows, mine, group=process_set)
+    return lambda: [each.tolist() for each in rows]
 
 
 def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
-    """Return True if the optimiser averages over the ranks, False if `sum_gradients` or the optimiser sums.
-
-    Raises:
-        HyperparameterError: It does neither.
-    """
+    """Return True if the optimiser averages over the ranks, False if it or `sum_gradients` sums."""
     hvd = horovod()
     if size == 1 or (hvd is None and torch_distributed() is None):
         return True
@@ -138,13 +103,8 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
 
 
 def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None:
-    """Sum the gradients over the ranks of torch.distributed; a missing gradient counts as zeros.
-
-    Raises:
-        HyperparameterError: A gradient is sparse.
-    """
-    pieces: list[list[torch.Tensor]] = []
-    size = 0
+    """Sum the gradients over the ranks of torch.distributed; a missing gradient counts as zeros."""
+    gradients = []
     for parameter in parameters:
         if not parameter.requires_grad:
             continue
@@ -154,16 +114,14 @@ def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None
             raise bounds.HyperparameterError(
                 "a parameter must have a dense gradient, got a sparse one; use nn.Embedding(sparse=False)"
             )
-        last = pieces[-1][-1] if pieces else None
-        is_like = last is not None and (last.dtype, last.device) == (parameter.dtype, parameter.device)
-        if not is_like or size >= PIECE_BYTES:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(parameter.grad)
-        size += parameter.grad.nbytes
-    for piece in pieces:
+        gradients.append(parameter.grad)
+    starts = itertools.accumulate((each.nbytes for each in gradients), initial=0)
+    for _, group_of in itertools.groupby(
+        zip(gradients, starts, strict=False),
+        lambda pair: (pair[0].dtype, pair[0].device, pair[1] // PIECE_BYTES),
+    ):
+        piece = [gradient for gradient, _ in group_of]
         flat = torch.cat([gradient.reshape(-1) for gradient in piece])
         torch.distributed.all_reduce(flat, group=group)
-        starts = itertools.accumulate((gradient.numel() for gradient in piece), initial=0)
-        for gradient, start in zip(piece, starts, strict=False):
-            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        for gradient, total in zip(piece, flat.split([each.numel() for each in piece]), strict=True):
+            gradient.copy_(total.view_as(gradient))

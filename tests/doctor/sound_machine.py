@@ -8,7 +8,7 @@ from horovod_tune.horovod_build.patches import PATCH_LEVEL
 GIB = 1024**3
 
 TORCH = TorchInfo("2.13.0+cpu")
-HOROVOD = HorovodInfo(f"0.28.1+{PATCH_LEVEL}.cpu", PATCH_LEVEL, "2.13.0+cpu", gloo=True)
+HOROVOD = HorovodInfo(f"0.28.1+{PATCH_LEVEL}.cpu", "2.13.0+cpu", gloo=True)
 SOUND = NodeInfo(
     host="node1",
     system="Linux 6.1 x86_64",

@@ -9,7 +9,7 @@ import pytest
 from processes import run_python
 
 from horovod_tune.horovod_build import BuildError, build, installed, patches
-from horovod_tune.horovod_build.build import Plan, first_error, percent_done
+from horovod_tune.horovod_build.build import Plan, first_error
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, installed_torch
 
 CUDA_TORCH = InstalledTorch("2.13.0+cu128", "12.8")
@@ -73,7 +73,7 @@ def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
 
 def test_a_cpu_build_asks_only_for_gloo_and_torch() -> None:
     tools = installed.Tools("/c/cmake")
-    environment = build.compile_environment(Plan("2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake", tools=tools)
+    environment = build.compile_environment(Plan("2.13.0+cpu"), {}, jobs=2, tools=tools)
     assert environment == {
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
@@ -89,7 +89,7 @@ def test_a_cpu_build_asks_only_for_gloo_and_torch() -> None:
 
 def test_a_nccl_build_gets_the_paths_of_cuda_and_nccl() -> None:
     built, tools = Plan("2.13.0+cu128", gpu="nccl"), installed.Tools("cmake", Path("/cuda"), NCCL)
-    environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake", tools=tools)
+    environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, tools=tools)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_CUDA_HOME"] == environment["CUDA_HOME"] == "/cuda"
     assert environment["HOROVOD_NCCL_INCLUDE"] == "/nccl/include"
@@ -101,17 +101,9 @@ def test_a_nccl_build_gets_the_paths_of_cuda_and_nccl() -> None:
 def test_the_users_variables_cannot_make_another_wheel_than_the_plan_says() -> None:
     theirs = {"HOROVOD_WITH_MPI": "1", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx2"}
     tools = installed.Tools("cmake")
-    environment = build.compile_environment(Plan("2.13.0"), theirs, jobs=1, cmake="cmake", tools=tools)
+    environment = build.compile_environment(Plan("2.13.0"), theirs, jobs=1, tools=tools)
     assert "HOROVOD_WITH_MPI" not in environment and "HOROVOD_GPU_OPERATIONS" not in environment
     assert environment["HOROVOD_BUILD_ARCH_FLAGS"] == "-mavx2"
-
-
-@pytest.mark.parametrize(
-    ("line", "percent"),
-    [("[  1%] Building", 1), ("  [100%] Linking", 100), ("c++ -o [ 42%]", None), ("", None)],
-)
-def test_the_percentage_is_cmakes(line: str, percent: int | None) -> None:
-    assert percent_done(line) == percent
 
 
 @pytest.mark.parametrize(

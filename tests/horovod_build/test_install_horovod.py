@@ -14,9 +14,9 @@ import psutil
 import pytest
 from processes import eventually
 
-from horovod_tune.horovod_build import BuildError, patches
+from horovod_tune.cli import build_parser
+from horovod_tune.horovod_build import BuildError, command, patches
 from horovod_tune.horovod_build.build import GPU_CHOICES, Hunk, Plan, apply, hunks
-from horovod_tune.horovod_build.install import Request, default_cache, install_horovod
 
 # Horovod's own setup prints what CMake prints, and puts the library into the package.
 SETUP = """\
@@ -58,14 +58,10 @@ def source_archive(folder: Path, body: str = "") -> Path:
     return archive
 
 
-def request(tmp_path: Path, **changes: object) -> Request:
-    """Ask for a build that installs nothing into the environment of the tests."""
-    given: dict[str, object] = {
-        "cache": tmp_path / "cache",
-        "install": False,
-        "wheel_dir": tmp_path / "wheels",
-    }
-    return Request(**(given | changes))  # type: ignore[arg-type]
+def install(tmp_path: Path, *more: str) -> None:
+    """Make a wheel, but install nothing into the environment of the tests."""
+    arguments = ["install-horovod", "--no-install", f"--cache-dir={tmp_path}/cache"]
+    command.install_horovod(build_parser().parse_args([*arguments, f"--wheel-dir={tmp_path}/wheels", *more]))
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +75,13 @@ def test_a_wheel_is_compiled_once_and_then_taken_from_the_cache(
     killed = tmp_path / "cache" / "building" / "of a build that was killed"
     killed.mkdir(parents=True)
     os.utime(killed, (0, 0))
-    install_horovod(request(tmp_path, source=archive, jobs=3))
+    install(tmp_path, f"--source={archive}", "--jobs=3")
     first = capsys.readouterr().out
     assert f"Compiling Horovod 0.28.1+{patches.PATCH_LEVEL}.cpu for torch" in first
+    assert ": 7 % after " in first and ": 100 % after " in first
     (wheel,) = (tmp_path / "wheels").iterdir()
     assert wheel.name.startswith(f"horovod-0.28.1+{patches.PATCH_LEVEL}.cpu-")
-    install_horovod(request(tmp_path, source=tmp_path / "none.tar.gz"))
+    install(tmp_path, "--source=none.tar.gz")
     second = capsys.readouterr().out
     assert "Compiling" not in second and "compiled earlier" in second
     assert not list((tmp_path / "cache" / "building").iterdir()), "the build left a folder"
@@ -97,7 +94,7 @@ def test_a_failed_build_keeps_its_log_and_quotes_the_first_error(tmp_path: Path)
         'print("a.cc:7:1: error: no such thing\\nnext line\\nb.cc:1: error: later"); sys.exit("make: 2")',
     )
     with pytest.raises(BuildError, match="no such thing") as caught:
-        install_horovod(request(tmp_path, source=failing))
+        install(tmp_path, f"--source={failing}")
     (log,) = (tmp_path / "cache" / "logs").iterdir()
     assert str(log) in str(caught.value)
     assert "later" in log.read_text()
@@ -111,15 +108,15 @@ def test_a_source_that_the_patches_do_not_fit_is_an_error_before_anything_is_com
     with tarfile.open(other, "w:gz") as tar:
         tar.add(top, arcname=top.name)
     with pytest.raises(BuildError, match=r"found it 0 times:\n.*\n\nset\(CMAKE_CXX_STANDARD 14\)"):
-        install_horovod(request(tmp_path, source=other))
+        install(tmp_path, f"--source={other}")
 
 
 @pytest.mark.slow
 def test_an_ended_build_ends_its_compilers_and_is_simply_run_again(tmp_path: Path) -> None:
     slow = source_archive(tmp_path, "import time; time.sleep(120)")
-    command = [sys.executable, "-m", "horovod_tune.cli", "install-horovod", "--no-install"]
-    command += ["--cache-dir", str(tmp_path / "cache"), "--source", str(slow)]
-    build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    arguments = ["install-horovod", "--no-install", f"--cache-dir={tmp_path}/cache", f"--source={slow}"]
+    program = [sys.executable, "-m", "horovod_tune.cli", *arguments]
+    build = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     try:
         assert build.stdout is not None
         for line in build.stdout:
@@ -134,7 +131,7 @@ def test_an_ended_build_ends_its_compilers_and_is_simply_run_again(tmp_path: Pat
     _, alive = psutil.wait_procs(compilers, timeout=30)
     assert not alive
     (tmp_path / "horovod-0.28.1.tar.gz").unlink()
-    install_horovod(request(tmp_path, source=source_archive(tmp_path / "again")))
+    install(tmp_path, f"--source={source_archive(tmp_path / 'again')}")
     assert list((tmp_path / "wheels").iterdir())
 
 
@@ -209,5 +206,10 @@ def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
         ({}, Path.home() / ".cache/horovod_tune"),
     ],
 )
-def test_the_cache_is_where_the_user_keeps_caches(environ: dict[str, str], root: Path) -> None:
-    assert default_cache(environ) == root
+def test_the_cache_is_where_the_user_keeps_caches(
+    environ: dict[str, str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert build_parser().parse_args(["install-horovod"]).cache == root

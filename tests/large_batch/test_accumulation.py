@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -131,12 +132,23 @@ def test_the_noise_scale_sees_groups_that_are_added_and_parameters_that_are_unfr
     assert meter.estimate().noise_scale == pytest.approx(0, abs=1e-9)
 
 
-def test_after_a_gradient_that_is_not_finite_training_can_go_on() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_norm": 1.0},
+        {"noise_scale": NoiseScale(every=1)},
+        {"max_norm": 1.0, "scaler": torch.amp.GradScaler("cpu", enabled=False)},
+    ],
+)
+def test_a_gradient_that_is_not_finite_is_refused_and_training_can_go_on(options: dict[str, Any]) -> None:
     model = new_model()
-    accumulator = GradientAccumulator(sgd(model), passes=1, local_batch_size=4, max_norm=1.0)
-    accumulator.backward(loss_of(model, INPUTS[:4]) * float("nan"), samples=4)
+    before = copy.deepcopy(model.state_dict())
+    accumulator = GradientAccumulator(sgd(model), passes=2, local_batch_size=8, **options)
+    for factor in (1.0, float("nan")):
+        accumulator.backward(loss_of(model, INPUTS[:4]) * factor, samples=4)
     with pytest.raises(HyperparameterError, match="the gradient's norm must be finite, got nan"):
         accumulator.step()
+    assert str(model.state_dict()) == str(before)
     accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
     assert accumulator.step().stepped
 

@@ -79,6 +79,18 @@ def test_a_reduction_holds_for_the_rest_of_the_schedule() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
+def test_a_group_that_is_added_later_follows_the_schedule() -> None:
+    """Layers that are unfrozen in mid-training."""
+    optimizer = sgd(0.1)
+    scheduler = LargeBatchLR(
+        optimizer, Cosine(4), steps_per_epoch=1, global_batch_size=64, base_batch_size=32
+    )
+    list(walk(optimizer, scheduler, 1))
+    optimizer.add_param_group({"params": [torch.zeros(1)], "lr": 0.3})
+    for step, rates in enumerate(list(walk(optimizer, scheduler, 4))[1:], start=2):
+        assert rates == pytest.approx([0.2 * Cosine(4)(step), 0.6 * Cosine(4)(step)])
+
+
 def test_a_tensor_rate_stays_the_same_tensor() -> None:
     rate = torch.tensor(0.5)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate)

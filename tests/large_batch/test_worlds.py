@@ -97,10 +97,10 @@ def test_a_configuration_trains_as_by_hand_on_one_rank(both) -> None:
 
 
 def test_an_optimiser_that_does_not_average_is_refused(ranks, torch_ranks) -> None:
-    message = "model must be given in a torch.distributed world of 2 ranks, got None"
-    assert torch_ranks[1]["refusals"]["plain"] == message
-    message = "model must not be sharded, got one with FullyShardedDataParallel"
-    assert torch_ranks[1]["refusals"]["sharded"] == message
-    message = "optimizer must be a hvd.DistributedOptimizer in a world of 2 ranks, got SGD"
-    assert ranks[1]["refusals"]["plain"] == message
-    assert "op of hvd.DistributedOptimizer must be Average or Sum" in ranks[1]["adasum"]
+    assert torch_ranks[1]["refusals"] == {
+        "plain": "model must be given in a torch.distributed world of 2 ranks, got None",
+        "sharded": "model must not be sharded, got one with FullyShardedDataParallel",
+    }
+    found = ranks[1]["refusals"]
+    assert found["plain"] == "optimizer must be a hvd.DistributedOptimizer in a world of 2 ranks, got SGD"
+    assert "op of hvd.DistributedOptimizer must be Average or Sum" in found["adasum"]

@@ -195,30 +195,21 @@ def test_the_first_use_of_local_files_in_fsspec_is_kept(monkeypatch):
     assert watch.restore() != []
 
 
-def test_settings_of_a_gpu_are_restored_on_each(monkeypatch: pytest.MonkeyPatch):
+def test_changed_settings_of_a_gpu_replace_the_process(monkeypatch: pytest.MonkeyPatch):
     import torch
 
     from horovod_tune.rank.reset.settings import Settings
 
-    fractions, modes = [1.0, 0.5], [2]
     settings = Settings()
     for name, function in {
         "is_initialized": lambda: True,
         "device_count": lambda: 2,
-        "get_per_process_memory_fraction": fractions.__getitem__,
-        "get_sync_debug_mode": lambda: modes[0],
+        "get_per_process_memory_fraction": [1.0, 0.5].__getitem__,
+        "get_sync_debug_mode": lambda: 2,
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(
-        torch._C, "_cuda_setMemoryFraction", lambda f, d: fractions.__setitem__(d, f), raising=False
-    )
-    monkeypatch.setattr(
-        torch._C, "_cuda_set_sync_debug_mode", lambda mode: modes.__setitem__(0, mode), raising=False
-    )
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
-    assert settings.restore() == []
-    assert (fractions, modes) == ([1.0, 1.0], [0])
+    changed = ("CUDA's sync debug mode", "the usable part of a GPU's memory")
+    assert settings.restore() == [f"{each} was changed" for each in changed]
 
 
 def test_the_singletons_of_accelerate_are_reset():

@@ -16,7 +16,6 @@ import itertools
 import locale
 import logging
 import multiprocessing
-import multiprocessing.forkserver
 import multiprocessing.managers  # for the reducers that its import registers
 import os
 import random
@@ -33,24 +32,25 @@ from typing import Any, NamedTuple
 
 import psutil
 
+# Attributes of modules that are restored: lists, and dicts of names.
+_COLLECTIONS: tuple[tuple[Any, str], ...] = (
+    *((sys, name) for name in ("path", "meta_path", "path_hooks", "argv")),
+    *((warnings, "filters"), (logging, "_levelToName"), (logging, "_nameToLevel")),
+)
 # Settings that imports of libraries change.
-_SET_BY_IMPORTS = ("warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
+_SET_BY_IMPORTS = ("warnings.filters", "sys.meta_path", "sys.path_hooks", "loggers")
+_SET_BY_IMPORTS += ("logging._levelToName", "logging._nameToLevel")
+
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL)
 
 
 class Setting(NamedTuple):
-    """One setting of the process.
+    """One setting of the process."""
 
-    Attributes:
-        name: its name in the reason for replacing a process.
-        read: returns its value.
-        write: restores its value; None if it is not restored.
-        always: True if it is restored without a comparison, since `read` returns only the calling thread's.
-    """
-
-    name: str
+    name: str  # in the reason for replacing a process
     read: Callable[[], Any]
-    write: Callable[[Any], Any] | None = None
-    always: bool = False
+    write: Callable[[Any], Any] | None = None  # None: it is not restored
+    always: bool = False  # restored without a comparison: `read` returns only the calling thread's value
 
 
 class Settings:
@@ -111,15 +111,15 @@ def reseed() -> None:
 
 def _python_settings() -> Iterator[Setting]:
     yield Setting("the working directory", _working_directory, os.chdir)
-    lists: list[Any] = [(sys, name) for name in ("path", "meta_path", "path_hooks", "argv")]
-    for module, name in [*lists, (warnings, "filters")]:
-        read = functools.partial(_read_list, module, name)
-        write = functools.partial(_write_list, module, name, getattr(module, name))
+    for module, name in _COLLECTIONS:
+        read = functools.partial(_read_collection, module, name)
+        write = functools.partial(_write_collection, module, name, getattr(module, name))
         yield Setting(f"{module.__name__}.{name}", read, write)
     for name in ("stdin", "stdout", "stderr"):
         read, write = functools.partial(getattr, sys, name), functools.partial(setattr, sys, name)
         yield Setting(f"sys.{name}", read, write)
-    yield Setting("logging", _logging, _write_logging)
+    yield Setting("logging.disable", lambda: logging.root.manager.disable, logging.disable)
+    yield Setting("loggers", _loggers, _write_loggers)
     # Set by the first process that a trial starts, for example by a DataLoader.
     yield Setting(
         "the start method of multiprocessing",
@@ -137,7 +137,8 @@ def _python_settings() -> Iterator[Setting]:
         "decimal's default context": lambda: repr(decimal.DefaultContext),
         "csv's settings": lambda: (csv.field_size_limit(), csv.list_dialects()),
         "NumPy's bit generator": _bit_generator,
-        "multiprocessing": _multiprocessing,
+        "the name of the process": lambda: multiprocessing.current_process().name,
+        "the key of the process": lambda: bytes(multiprocessing.current_process().authkey),
         "threading.stack_size": threading.stack_size,
         "the garbage collector": lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
         "the locale": lambda: locale.setlocale(locale.LC_ALL),
@@ -147,9 +148,8 @@ def _python_settings() -> Iterator[Setting]:
         "the I/O priority": psutil.Process().ionice,
         "the session of the process": lambda: (os.getsid(0), os.getpgrp()),
         "signal handlers": lambda: _status("self", "SigIgn", "SigCgt"),
+        "a timer": lambda: [signal.getitimer(each)[0] > 0 for each in _TIMERS],
     }
-    for name in ("ITIMER_REAL", "ITIMER_PROF", "ITIMER_VIRTUAL"):
-        only_read[name] = functools.partial(_is_running, getattr(signal, name))
     for name in ("limits", "oom_score_adj", "coredump_filter", "timerslack_ns"):
         only_read[f"/proc/self/{name}"] = Path(f"/proc/self/{name}").read_text
     with contextlib.suppress(ImportError):
@@ -165,7 +165,6 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
     yield Setting("the number of threads", torch.get_num_threads, torch.set_num_threads, always=True)
     yield Setting("the number of torch's inter-op threads", torch.get_num_interop_threads)
     yield Setting("anomaly detection", torch.is_anomaly_enabled)
-    yield Setting("torch's sharing strategy", torch.multiprocessing.get_sharing_strategy)
     yield Setting("torch's profiler", torch.autograd._profiler_enabled)
     if torch.distributed.is_available():
         yield Setting("torch.distributed's debug level", torch.distributed.get_debug_level)
@@ -185,10 +184,11 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
                 yield Setting(f"torch._C.{name}()", read, write)
     cuda = torch.cuda
     # Reading these would start CUDA.
-    read = lambda: cuda.get_sync_debug_mode() if cuda.is_initialized() else 0  # noqa: E731
-    yield Setting("CUDA's sync debug mode", read, cuda.set_sync_debug_mode)
+    yield Setting(
+        "CUDA's sync debug mode", lambda: cuda.get_sync_debug_mode() if cuda.is_initialized() else 0
+    )
     if hasattr(cuda, "get_per_process_memory_fraction"):  # torch 2.8 and later
-        yield Setting("the usable part of a GPU's memory", *_memory_fraction(cuda))
+        yield Setting("the usable part of a GPU's memory", functools.partial(_memory_fraction, cuda))
     for backend, operation in itertools.product(
         ("generic", "cuda", "mkldnn"), ("all", "conv", "rnn", "matmul")
     ):
@@ -218,45 +218,28 @@ def _read_by_setting(torch: Any) -> tuple[Any, ...]:
     return profiles, strategy
 
 
-def _memory_fraction(cuda: Any) -> tuple[Callable[[], float], Callable[[float], None]]:
-    def read() -> float:
-        devices = range(cuda.device_count() if cuda.is_initialized() else 0)
-        return min(map(cuda.get_per_process_memory_fraction, devices), default=1.0)
-
-    def write(fraction: float) -> None:
-        for device in range(cuda.device_count()):
-            if cuda.get_per_process_memory_fraction(device) != fraction:  # setting it starts CUDA there
-                cuda.set_per_process_memory_fraction(fraction, device)
-
-    return read, write
+def _memory_fraction(cuda: Any) -> float:
+    devices = range(cuda.device_count() if cuda.is_initialized() else 0)
+    return min(map(cuda.get_per_process_memory_fraction, devices), default=1.0)
 
 
 def _rng_writer(torch: Any) -> Callable[[bytes], Any]:
     return lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _read_list(module: Any, name: str) -> list[Any]:
-    return list(getattr(module, name))
+def _read_collection(module: Any, name: str) -> Any:
+    return getattr(module, name).copy()
 
 
-def _write_list(module: Any, name: str, held: list[Any], value: list[Any]) -> None:
+def _write_collection(module: Any, name: str, held: Any, value: Any) -> None:
     # A trial may have set another list: `catch_warnings` does, and it stays if threads use it concurrently.
-    held[:] = value
+    held.clear()
+    (held.update if isinstance(held, dict) else held.extend)(value)
     setattr(module, name, held)
 
 
 def _bit_generator() -> int:
     return id(sys.modules["numpy"].random.mtrand._rand._bit_generator) if "numpy" in sys.modules else 0
-
-
-def _multiprocessing() -> tuple[Any, ...]:
-    process = multiprocessing.current_process()
-    server: Any = multiprocessing.forkserver._forkserver
-    return process.name, bytes(process.authkey), list(server._preload_modules)
-
-
-def _is_running(timer: int) -> bool:
-    return signal.getitimer(timer)[0] > 0
 
 
 def _working_directory() -> str:
@@ -273,57 +256,44 @@ def _status(process: str, *names: str) -> list[str]:
     return [fields[name] for name in names]
 
 
-def _logging() -> dict[str, Any]:
-    """Return the configuration of the logging module and of every logger."""
-    loggers = logging.root.manager.loggerDict
-    state: dict[str, Any] = {
-        name: _logger_state(each) for name, each in list(loggers.items()) if isinstance(each, logging.Logger)
-    }
-    # Without loggers at their defaults: packages that are imported later create those.
-    state = {name: each for name, each in state.items() if each != _untouched(each[0])}
-    return {
-        **state,
-        "": _logger_state(logging.root),
-        "/disable": logging.root.manager.disable,
-        "/levels": (logging._levelToName.copy(), logging._nameToLevel.copy()),
-    }
+# The attributes of a logger that tell its place among the others, and a cache.
+_OF_PLACE = {"name", "parent", "manager", "_cache"}
 
 
-def _logger_state(logger: logging.Logger) -> tuple[Any, ...]:
-    """Return a logger's class, attributes, handlers with what is set on them, and filters."""
-    handlers = [(each, each.level, each.formatter, each.filters[:]) for each in logger.handlers]
-    return type(logger), vars(logger) | _IN_PLACE, handlers, logger.filters[:]
+def _loggers() -> dict[Any, dict[str, Any]]:
+    """Return what is set on every logger, and on its handlers."""
+    others = list(logging.root.manager.loggerDict.values())
+    loggers = [logging.root, *(each for each in others if isinstance(each, logging.Logger))]
+    handlers = itertools.chain.from_iterable(each.handlers for each in loggers)
+    return {each: _attributes(each) for each in (*loggers, *handlers)}
 
 
-# The attributes of a logger that tell its place among the others, and the lists that keep their identity.
-_IN_PLACE = dict.fromkeys(("name", "parent", "manager", "_cache", "handlers", "filters"))
-_UNTOUCHED = _logger_state(logging.Logger(""))
+def _attributes(each: logging.Logger | logging.Handler) -> dict[str, Any]:
+    names = {"level", "formatter", "filters"}  # a handler's other attributes, like its stream, are its own
+    if isinstance(each, logging.Logger):
+        names = {"__class__", *vars(each)} - _OF_PLACE
+    values = {name: getattr(each, name) for name in names}
+    return {name: value.copy() if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _untouched(kind: type[logging.Logger]) -> tuple[Any, ...]:
-    """Return the state of a new logger; one of a class that does not stay becomes a plain logger."""
+def _before_its_use(each: logging.Logger | logging.Handler, now: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a logger that is new; one of a class that does not stay becomes a plain one."""
+    kind, untouched = type(each), _attributes(logging.Logger(""))
+    if isinstance(each, logging.Handler):
+        return now
     if kind is logging.Logger or getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:
-        return _UNTOUCHED
-    try:
-        return _logger_state(kind(""))
-    except Exception:  # any: its constructor may need more arguments
-        return _UNTOUCHED
+        return untouched
+    return now | untouched | {"__class__": kind}
 
 
-def _write_logging(value: dict[str, Any]) -> None:
-    logging.disable(value["/disable"])
-    names: list[Any] = [logging._levelToName, logging._nameToLevel]
-    for held, levels in zip(names, value["/levels"], strict=True):
-        held.clear()
-        held.update(levels)
-    for name, now in _logging().items():
-        if not name.startswith("/") and (then := value.get(name) or _untouched(now[0])) != now:
-            logger = logging.getLogger(name) if name else logging.root
-            logger.__class__, attributes, handlers, logger.filters[:] = then
-            for attribute in vars(logger).keys() - attributes.keys():
-                delattr(logger, attribute)
-            vars(logger).update({each: attributes[each] for each in attributes.keys() - _IN_PLACE.keys()})
-            logger.setLevel(logger.level)  # which clears caches
-            logger.handlers[:] = [each for each, *_ in handlers]
-            for handler, level, formatter, filters in handlers:
-                handler.level, handler.formatter, handler.filters[:] = level, formatter, filters
+def _write_loggers(value: dict[Any, dict[str, Any]]) -> None:
+    for each, now in _loggers().items():
+        then = value.get(each) or _before_its_use(each, now)
+        for name in now.keys() - then.keys():
+            delattr(each, name)
+        for name, old in then.items():
+            if isinstance(old, list):
+                getattr(each, name)[:] = old
+            elif now.get(name) is not old:
+                setattr(each, name, old)
+    logging.root.setLevel(logging.root.level)  # which clears caches

@@ -17,9 +17,8 @@ import numpy
 import pytest
 from processes import mangled
 
-from horovod_tune.channel.framing import Channel
+from horovod_tune.channel.framing import RANK_MESSAGES, Channel, check
 from horovod_tune.channel.packing import MAX_TUPLES_DEEP, MalformedMessage, pack, unpack
-from horovod_tune.channel.schema import RANK_MESSAGES, check
 from horovod_tune.errors import MetricsError
 
 REPORT: dict[str, Any] = {"kind": "report", "run": 1, "index": 2, "metrics": {}, "checkpoint_path": None}

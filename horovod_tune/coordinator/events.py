@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import selectors
 import socket
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.channel.packing import MalformedMessage
-from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
 
@@ -73,15 +73,9 @@ class EventQueue:
                 self._selector.unregister(key.fileobj)
         return replies, reports
 
-    def close_channel(self, channel: CoordinatorChannel | None) -> None:
-        """Close one channel, if it is still open."""
-        if channel is not None and channel.is_open:
-            self._selector.unregister(channel)
-            channel.close()
-
-    def close_channels(self) -> None:
-        """Close every open channel; replies continue to arrive."""
-        for key in list(self._selector.get_map().values()):
-            if key.data is not None:
-                self._selector.unregister(key.fileobj)
-                key.data.channel.close()
+    def close_channels(self, workers: Sequence[Worker]) -> None:
+        """Close the workers' open channels; replies continue to arrive."""
+        for worker in workers:
+            if worker.channel is not None and worker.channel.is_open:
+                self._selector.unregister(worker.channel)
+                worker.channel.close()

@@ -1,22 +1,31 @@
-"""Runs in the coordinator: its record of each worker, and calls to all workers."""
+"""Runs in the coordinator: its record of each worker, calls to workers, and the end of their processes."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.errors import StartFailed
+from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import WorkerInfo
 from horovod_tune.spec.trial_spec import START_S_PER_WORKER, start_timeout_s
 
 logger = logging.getLogger(__name__)
+
+# How long a killed actor's process may take to end before it is killed by its pid.
+EXIT_TIMEOUT_S = 3.0
+REMOTE_EXIT_TIMEOUT_S = 10.0  # how long to wait until another node has done this
+LOST_NODE_TIMEOUT_S = 2.0  # the same for a node that may be down
 
 
 class Worker:
@@ -122,15 +131,17 @@ def call_all(
     for waited in range(1, times + 1):
         replies = replies_to(calls, once_s)
         failed = {
-            worker: each for worker, each in zip(workers, replies, strict=True) if isinstance(each, RayError)
+            worker: reply
+            for worker, reply in zip(workers, replies, strict=True)
+            if isinstance(reply, RayError)
         }
-        if not failed:
-            return replies
         late = [worker for worker, error in failed.items() if isinstance(error, GetTimeoutError)]
-        if len(late) < len(failed):
-            dead = [worker for worker in failed if worker not in late]
+        dead = [worker for worker in failed if worker not in late]
+        if dead:
             error = failed[dead[0]]
             raise StartFailed(f"{_names(dead)} failed {doing}: {error}") from error
+        if not late:
+            return replies
         if waited < times:
             logger.warning(
                 "%d of %d training actors have taken longer than %g s %s; they have %g s more: %s",
@@ -146,3 +157,56 @@ def call_all(
 
 def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(worker.name for worker in workers)
+
+
+def end_workers(
+    workers: Sequence[Worker],
+    *,
+    below: Sequence[WorkerInfo] = (),
+    lost_nodes: Collection[str] = (),
+    wait: bool = True,
+) -> None:
+    """Kill the workers' actors; wait until their processes and those that they started (``below``) are gone.
+
+    Ray's request to exit does not end a stopped process (SIGSTOP), so processes that remain are killed by
+    pid, on their own node. The wait for a node in ``lost_nodes`` is only LOST_NODE_TIMEOUT_S: it may be down
+    before Ray marks it as dead. Without ``wait``, only this node's processes are waited for.
+    """
+    for worker in workers:
+        ray.kill(worker.actor, no_restart=True)
+    targets: dict[str, list[tuple[int, float]]] = {}
+    for info in [*(worker.info for worker in workers if worker.info is not None), *below]:
+        targets.setdefault(info.node_id, []).append((info.pid, info.process_started))
+    here = targets.pop(ray.get_runtime_context().get_node_id(), []) if targets else []
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if targets else set()
+    pending = []
+    for node in alive.intersection(targets):
+        strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(end_processes).options(scheduling_strategy=strategy)
+        wait_s = LOST_NODE_TIMEOUT_S if node in lost_nodes else REMOTE_EXIT_TIMEOUT_S
+        pending.append((wait_s, task.remote(targets[node])))
+    end_processes(here)
+    began = time.monotonic()
+    for wait_s, ref in pending if wait else ():
+        # If the node went down, its processes have ended too; Ray logs that.
+        with contextlib.suppress(RayError):
+            ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
+
+
+def end_processes(processes: Sequence[tuple[int, float]]) -> None:
+    """Wait until these local processes, as (pid, `process_start`), are gone; kill those that remain."""
+    end = time.monotonic() + EXIT_TIMEOUT_S
+    waiting = []
+    for pid, started in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            # Pids are reused: another start time means another process.
+            if abs(process_start(pid) - started) < 1.0:
+                waiting.append(process)
+                if process.status() == psutil.STATUS_STOPPED:
+                    process.kill()
+    _, left = psutil.wait_procs(waiting, timeout=max(0.0, end - time.monotonic()))
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=1.0)

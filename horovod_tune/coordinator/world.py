@@ -18,13 +18,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune import errors as error_text
-from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
-from horovod_tune.coordinator.workers import Worker, call_all, replies_to
+from horovod_tune.coordinator.workers import Worker, call_all, end_workers, replies_to
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import (
     Assignment,
@@ -148,7 +147,7 @@ class World:
                 if not lost or not self.limits.can_continue_with(len(remaining)):
                     raise
                 self.members = remaining
-                actor_processes.end_workers(lost)
+                end_workers(lost)
 
     def _form_first(self) -> None:
         timeout_s, members = self.limits.timeout_s, self.members
@@ -176,7 +175,7 @@ class World:
             if worker.channel is not None:
                 self._events.add_channel(worker)
                 if worker not in self.members:  # lost meanwhile
-                    self._events.close_channel(worker.channel)
+                    self._events.close_channels([worker])
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""
@@ -247,9 +246,8 @@ class World:
 
     def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
         self.members = [worker for worker in self.members if worker not in workers]
-        for worker in workers:
-            self._events.close_channel(worker.channel)
-        actor_processes.end_workers(workers, wait=wait)
+        self._events.close_channels(workers)
+        end_workers(workers, wait=wait)
 
     def _fail(self, lost: list[Failed], reason: str = "") -> None:
         """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
@@ -392,8 +390,7 @@ class World:
                 else:
                     self._fail(change.lost, change.error)
             return
-        # The next world has new channels.
-        self._events.close_channels()
+        self._events.close_channels(remaining)  # the next world has new ones
         self._worlds_without_report += change.world_broke
         self.number += 1
         self._change = None
@@ -490,11 +487,11 @@ class World:
 
     def close(self) -> None:
         """End every worker's process and wait until it is gone; may be called twice."""
-        self.slots.end()
+        self.slots.end(self.slots.starting)
         members, self.members = self.members, []
         for worker in members:
             worker.is_polled = False  # its reply may arrive during the next trial
-        self._events.close_channels()
+        self._events.close_channels(members)
         below = self._launcher.processes_below()
-        actor_processes.end_workers(members, below=below, lost_nodes=self.lost_nodes)
+        end_workers(members, below=below, lost_nodes=self.lost_nodes)
         self._launcher.close()

@@ -62,13 +62,7 @@ class _Change:
 
 
 class World:
-    """The members of a trial's world, which later trials reuse, and the workers that will join it.
-
-    Args:
-        launcher: starts the actors and assigns their ranks.
-        limits: how many members the world may have, and how long it waits.
-        events: where the replies to polls arrive.
-    """
+    """The members of a trial's world, which later trials reuse, and the workers that will join it."""
 
     def __init__(self, launcher: Launcher, limits: Limits, events: EventQueue) -> None:
         self.members: list[Worker] = []
@@ -268,19 +262,6 @@ class World:
         if self._change is not None:
             self._change.lost = []
 
-    def _status(self, change: _Change, ready: int) -> WorldStatus:
-        return WorldStatus(
-            members=len(self.members),
-            lost=len(change.lost),
-            left=len(change.left),
-            ready=ready,
-            elapsed_s=time.monotonic() - change.began,
-            waited_s=time.monotonic() - change.waits_since,
-            has_returned=bool(self.returned),
-            has_stalled=change.stalled is not None,
-            worlds_without_report=self._worlds_without_report + change.world_broke,
-        )
-
     @property
     def tick_s(self) -> float:
         """How long to listen before `advance` is called again."""
@@ -307,7 +288,18 @@ class World:
             self._continue(self._change, ready)
 
     def _continue(self, change: _Change, ready: Sequence[Worker]) -> None:
-        match decide(self._status(change, len(ready)), self.limits):
+        now = WorldStatus(
+            members=len(self.members),
+            lost=len(change.lost),
+            left=len(change.left),
+            ready=len(ready),
+            elapsed_s=time.monotonic() - change.began,
+            waited_s=time.monotonic() - change.waits_since,
+            has_returned=bool(self.returned),
+            has_stalled=change.stalled is not None,
+            worlds_without_report=self._worlds_without_report + change.world_broke,
+        )
+        match decide(now, self.limits):
             case Fail(reason=reason):
                 if change.error and reason:
                     reason += f" The last error was: {change.error}"
@@ -342,7 +334,6 @@ class World:
         self._launcher.abandon_world()
         for worker in self.members:
             worker.actor.break_world.remote(self.number)
-        self.poll_all()
 
     def record_left(self, worker: Worker, message: NeedsWorld) -> None:
         """Record that a worker's training function has left the world and waits for the next one."""

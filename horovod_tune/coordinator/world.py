@@ -39,7 +39,7 @@ from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 @dataclass
 class _Change:
-    """A change of the world that is in progress."""
+    """A change of the world that is in progress; ``left`` are the members that have left the world."""
 
     # By the monotonic clock: when it began, and when the last member was lost since.
     began: float
@@ -47,7 +47,6 @@ class _Change:
     reasons: list[str]
     # True if the ranks were asked to leave their world.
     was_offered: bool
-    # The members that have left the world.
     left: set[Worker] = field(default_factory=set)
     lost: list[Failed] = field(default_factory=list)
     # The last error with which a rank left or the next world could not be formed.
@@ -129,8 +128,7 @@ class World:
         """
         while True:
             try:
-                self._form_first()
-                return
+                return self._form_first()
             except StartFailed:
                 if not self.limits.is_elastic:
                     raise
@@ -190,10 +188,7 @@ class World:
                 worker.poll(self._events, self.limits.heartbeat_s)
 
     def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> bool:
-        """Wait until each worker has replied to its call; those that do not reply in time are lost.
-
-        Returns True if none is lost.
-        """
+        """Wait for each worker's reply; those that do not reply in time are lost. Return True if none is."""
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
         replies = replies_to(calls, timeout_s)
@@ -205,7 +200,7 @@ class World:
         return not any(isinstance(reply, RayError) for reply in replies)
 
     def record_death(self, worker: Worker, error: RayError) -> None:
-        """Handle the loss of a worker whose actor is dead, according to Ray."""
+        """Handle the loss of a worker that Ray has reported."""
         self.lose(worker, FailureKind.DIED, error_text.death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
@@ -269,10 +264,7 @@ class World:
         return TICK_S if is_busy else self.limits.heartbeat_s
 
     def advance(self, listening_since: float) -> None:
-        """Treat workers with an overdue heartbeat as lost, then do what the policy decides.
-
-        ``listening_since`` is as in `Worker.overdue_s`.
-        """
+        """Treat workers with an overdue heartbeat as lost, then do what the policy decides."""
         for worker in list(self.members):
             limit_s = self.limits.prompt_s if worker.is_reply_requested else self.limits.timeout_s
             if worker.overdue_s(listening_since) > limit_s:
@@ -307,7 +299,9 @@ class World:
                 self._fail(change.lost or stalled, reason)
             case Action.REFORM:
                 if self.slots.enough_remain(self.members, len(ready)):
-                    self._end_leaving()
+                    leaving = [worker for worker in self.members if self.slots.must_leave(worker)]
+                    self._end_members(leaving)
+                    self.slots.release(leaving)
                 self._forget_offers()
                 self._form_next(change, ready)
             case Action.ABANDON:
@@ -421,9 +415,10 @@ class World:
 
         The offer is repeated, since ranks that have just entered their world may have missed it.
         """
-        must_leave = any(map(self.slots.must_leave, self.members))
-        must_shrink = must_leave and self.slots.enough_remain(self.members)
-        if self._change is not None or self.returned or not (are_ready or must_shrink):
+        if self._change is not None or self.returned:
+            return
+        must_leave = len(self.slots.remaining(self.members)) < len(self.members)
+        if not (are_ready or (must_leave and self.slots.enough_remain(self.members))):
             return
         self._others_were_ready |= are_ready
         now = time.monotonic()
@@ -433,13 +428,6 @@ class World:
         self._next_offer_s = now + backoff_s(self._offers)
         for worker in self.members:
             worker.actor.offer_change.remote(self.number)
-
-    def _end_leaving(self) -> None:
-        leaving = [worker for worker in self.members if self.slots.must_leave(worker)]
-        self._end_members(leaving)
-        for worker in leaving:
-            if self.slots.is_excess(worker):
-                self._launcher.release_slot(worker.slot)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart instead.

@@ -171,25 +171,19 @@ class WorkerGroup:
                 case LogChunk():
                     self._logs.append(message)
                 case AwaitedRanks(names=names):
-                    self._awaited = names
-                    self._check_awaited(names)
+                    self._awaited, hosts = names, self.hosts
+                    # The stall inspector does not say whether a missing rank has returned. Its message may be
+                    # as old as the previous poll, so only ranks that had returned then count.
+                    for rank in self._returned_before & names.keys() & hosts.keys():
+                        if self.world.running:
+                            early = failures.returned_early(rank, hosts[rank], names[rank])
+                            self.world.failures.append(early)
                 case NeedsWorld() if self.world.limits.is_elastic:
                     self.world.record_left(worker, message)
                 case _:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
             self._returned_before = set(self.world.returned)
-
-    def _check_awaited(self, names: dict[int, str]) -> None:
-        """Fail the trial if ranks wait in a collective for a rank that has returned.
-
-        The message of Horovod's stall inspector names the missing rank, but does not say that the rank has
-        returned. The message may be as old as the previous poll, so only ranks that had returned then count.
-        """
-        hosts = self.hosts
-        for rank, collectives in names.items():
-            if rank in self._returned_before and self.world.running and rank in hosts:
-                self.world.failures.append(failures.returned_early(rank, hosts[rank], collectives))
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""

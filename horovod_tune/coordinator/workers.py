@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -28,13 +29,13 @@ REMOTE_EXIT_TIMEOUT_S = 10.0  # how long to wait until another node has done thi
 LOST_NODE_TIMEOUT_S = 2.0  # the same for a node that may be down
 
 
+@dataclass(eq=False)
 class Worker:
     """The coordinator's record of one worker.
 
     Attributes:
         slot: the index of its slot in the trial.
         elsewhere: True if it is not on the slot's first host, which is draining.
-        description: the reply to `describe`, as an ObjectRef.
         info: its node and process; None until they are known.
         ranks: empty until they are assigned.
         channel: None if it has no socket to this process.
@@ -43,34 +44,26 @@ class Worker:
         is_reply_requested: True if an immediate reply was requested.
     """
 
-    def __init__(self, actor: Any, slot: int, *, elsewhere: bool = False) -> None:
-        self.actor = actor
-        self.slot = slot
-        self.elsewhere = elsewhere
-        self.info: WorkerInfo | None = None
-        self.ranks: tuple[int, ...] = ()
-        self.channel: CoordinatorChannel | None = None
-        self.running: set[int] = set()
-        self.description = actor.describe.remote()
-        self.is_polled = False
-        self.is_reply_requested = False
-        # By the monotonic clock: when an immediate reply was last requested, and when the reply is due.
-        self._requested_s = float("-inf")
-        self._due_s = 0.0
+    actor: Any
+    slot: int
+    elsewhere: bool = False
+    info: WorkerInfo | None = None
+    ranks: tuple[int, ...] = ()
+    channel: CoordinatorChannel | None = None
+    running: set[int] = field(default_factory=set)
+    is_polled: bool = False
+    is_reply_requested: bool = False
+    # By the monotonic clock: when an immediate reply was last requested, and when the reply is due.
+    _requested_s: float = float("-inf")
+    _due_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        # The reply to `describe`, as an ObjectRef.
+        self.description = self.actor.describe.remote()
 
     @property
     def name(self) -> str:
-        """The worker's name in errors: its ranks and host, if they are known.
-
-        >>> class Actor:
-        ...     class describe: remote = staticmethod(lambda: None)
-        >>> worker = Worker(Actor, slot=0)
-        >>> worker.name
-        'a training actor that has not started'
-        >>> worker.info, worker.ranks = WorkerInfo("n", "10.0.0.1", "a", 7, 0.0), (2, 3)
-        >>> worker.name
-        'ranks 2-3 on a'
-        """
+        """The worker's name in errors: its ranks and host, if they are known."""
         if self.info is None:
             return "a training actor that has not started"
         if not self.ranks:
@@ -79,10 +72,7 @@ class Worker:
         return f"{f'rank {first}' if first == last else f'ranks {first}-{last}'} on {self.info.host}"
 
     def poll(self, events: EventQueue, wait_s: float) -> None:
-        """Request the worker's messages; the reply, its heartbeat, arrives in ``events``.
-
-        A worker with nothing to send replies after ``wait_s``.
-        """
+        """Request the worker's messages; it replies into ``events``, if it has none after ``wait_s``."""
         assert not self.is_polled, "the reply to the first poll would be lost"
         self.is_polled, self.is_reply_requested = True, False
         self._due_s = time.monotonic() + wait_s

@@ -21,9 +21,8 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
-from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import Limits
-from horovod_tune.coordinator.workers import Worker
+from horovod_tune.coordinator.workers import EventQueue, Worker
 from horovod_tune.coordinator.world import World
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import (

@@ -1,11 +1,15 @@
-"""Runs in the coordinator: its record of each worker, calls to workers, and the end of their processes."""
+"""Runs in the coordinator: its record of each worker, the queue of what they send, calls, and their end."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import selectors
+import socket
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +18,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.coordinator.events import EventQueue
-from horovod_tune.errors import StartFailed
+from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.files.process_start import process_start
-from horovod_tune.messages import WorkerInfo
+from horovod_tune.messages import Report, WorkerInfo
 from horovod_tune.spec.trial_spec import START_S_PER_WORKER, start_timeout_s
 
 logger = logging.getLogger(__name__)
@@ -94,6 +98,71 @@ class Worker:
         if not self.is_polled:
             return 0.0
         return max(0.0, time.monotonic() - max(self._due_s, listening_since))
+
+
+# A reply with its worker; a report with its trial's `TrialRequest.run`.
+Replies = list[tuple[Worker, Future[Any]]]
+Reports = list[tuple[int, Report]]
+
+
+class EventQueue:
+    """Queue of workers' replies and of reports through channels; only one thread may `wait`."""
+
+    def __init__(self) -> None:
+        self._replies: deque[tuple[Worker, Future[Any]]] = deque()
+        # Ray's thread writes here when a reply arrives, so that one `select` waits for replies and channels.
+        self._wakeup_r, self._wakeup_w = socket.socketpair()
+        self._wakeup_r.setblocking(False)
+        self._wakeup_w.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup_r, selectors.EVENT_READ)
+
+    def expect(self, ref: Any, worker: Worker) -> None:
+        """Add the result of ``ref`` to the queue when it arrives, as a reply of ``worker``."""
+
+        def arrived(reply: Future[Any]) -> None:
+            self._replies.append((worker, reply))
+            try:
+                self._wakeup_w.send(b"!")
+            except OSError:  # its buffer is full, so `wait` wakes up anyway, or this queue is gone
+                return
+
+        ref.future().add_done_callback(arrived)
+
+    def add_channel(self, worker: Worker) -> None:
+        """Receive reports through the worker's channel."""
+        assert worker.channel is not None
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+
+    def wait(self, timeout_s: float) -> tuple[Replies, Reports]:
+        """Wait until something arrives, for at most ``timeout_s``, and return everything that has arrived.
+
+        Raises:
+            TrainingFailed: a rank sent something other than a report through its channel.
+        """
+        replies: Replies = []
+        reports: Reports = []
+        for key, _ in self._selector.select(timeout_s):
+            worker = key.data
+            if worker is None:
+                self._wakeup_r.recv(4096)
+                while self._replies:  # only this thread takes from it
+                    replies.append(self._replies.popleft())
+                continue
+            try:
+                reports += worker.channel.receive()
+            except MalformedMessage as error:
+                raise TrainingFailed(f"received a malformed message from {worker.name}: {error}") from error
+            if not worker.channel.is_open:
+                self._selector.unregister(key.fileobj)
+        return replies, reports
+
+    def close_channels(self, workers: Sequence[Worker]) -> None:
+        """Close the workers' open channels; replies continue to arrive."""
+        for worker in workers:
+            if worker.channel is not None and worker.channel.is_open:
+                self._selector.unregister(worker.channel)
+                worker.channel.close()
 
 
 def replies_to(calls: Sequence[Any], timeout_s: float) -> list[Any]:

@@ -20,10 +20,9 @@ from ray.exceptions import GetTimeoutError, RayError
 from horovod_tune import errors as error_text
 from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.backend_protocol import Launcher
-from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
-from horovod_tune.coordinator.workers import Worker, call_all, end_workers, replies_to
+from horovod_tune.coordinator.workers import EventQueue, Worker, call_all, end_workers, replies_to
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import (
     Assignment,

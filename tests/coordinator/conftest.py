@@ -13,8 +13,7 @@ from ray.exceptions import GetTimeoutError
 
 from horovod_tune import ray_compat
 from horovod_tune.coordinator import slots, world
-from horovod_tune.coordinator.events import EventQueue, Replies, Reports
-from horovod_tune.coordinator.workers import Worker
+from horovod_tune.coordinator.workers import EventQueue, Replies, Reports, Worker
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from benchmarks.scale_rendezvous import RANKS_PER_HOST
 from horovod_tune import ray_compat
 from horovod_tune.actors import ranks
 from horovod_tune.channel.report_channel import CoordinatorChannel, Listener, RankChannel, connect
-from horovod_tune.coordinator import actor_processes, workers
+from horovod_tune.coordinator import slots, workers
 from horovod_tune.coordinator import world as world_module
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.policy import Limits
@@ -219,7 +219,7 @@ class NoRay:
 def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
     """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
     workers.ray = world_module.ray = NoRay  # type: ignore[attr-defined]
-    actor_processes.end_workers = lambda *_, **__: None
+    slots.end_workers = world_module.end_workers = lambda *_, **__: None
     ray_compat.draining_nodes = set
     with contextlib.ExitStack() as stack:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)

@@ -76,14 +76,12 @@ class DistributedTrainable(FunctionTrainable):
         return request_for(placement)
 
     def setup(self, config: dict[str, Any]) -> None:
-        name = type(self)._name
-        if self._storage is None or ray.util.get_current_placement_group() is None:
+        name, group = type(self)._name, ray.util.get_current_placement_group()
+        if self._storage is None or group is None:
             raise OutsideTune(
                 f"{name} is a Tune trainable, which only Tune can start: tune.run({name}, config=...) or "
                 f"tune.Tuner({name}, param_space=...).fit(). For one configuration, run a one-trial search."
             )
-        group = ray.util.get_current_placement_group()
-        assert group is not None
         if not self._spec.use_tpu:
             # ResourceChangingScheduler may have changed the resources of this trial.
             self._spec = resized(self._spec, group.bundle_specs)  # type: ignore[misc]
@@ -153,8 +151,8 @@ class DistributedTrainable(FunctionTrainable):
     def resize(self, resources: PlacementGroupFactory) -> bool:
         """Change the number of ranks to fit ``resources``, without a restart; return False if impossible.
 
-        Remaining ranks keep their processes. Possible only in elastic trials whose function calls `commit` or
-        `get_state` or uses `hvd.elastic`, and not below the number of ranks that the trial started with.
+        Possible only in elastic trials whose function calls `commit` or `get_state` or uses `hvd.elastic`,
+        and not below the number of ranks that the trial started with.
         """
         if self._spec.num_hosts not in (None, 1):
             return False  # every host must have the same number of ranks

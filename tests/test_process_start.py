@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from horovod_tune.coordinator.actor_processes import end_processes
+from horovod_tune.coordinator.workers import end_processes
 from horovod_tune.files.process_start import process_start
 
 

@@ -45,11 +45,9 @@ class ActorLauncher:
         return [self._create_actor(self._group, bundle) for bundle in self._bundle_of_slots()]
 
     def _bundle_of_slots(self) -> list[int]:
-        """Return the index of each training actor's bundle."""
         return [bundle for bundle, count in enumerate(self._spec.slots) for _ in range(count)]
 
     def _create_actor(self, placement_group: PlacementGroup, bundle: int) -> Any:
-        """Create one training actor; Ray starts it when the bundle has its resources."""
         spec = self._spec
         strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=bundle)
         options = ray.remote(TrainingActor).options(
@@ -65,8 +63,7 @@ class ActorLauncher:
         """Create the actor of one slot, to replace a lost one or to grow the trial.
 
         A slot beyond the trial's placement group, or whose host is draining (``elsewhere``), gets a group of
-        its own, which Ray removes when this coordinator ends. With
-        ``elsewhere``, ``again`` reuses the slot's newest group.
+        its own, which Ray removes when this coordinator ends.
         """
         if slot < self._spec.world_size and not elsewhere:
             return self._create_actor(self._group, self._bundle_of_slots()[slot])

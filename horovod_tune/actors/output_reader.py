@@ -30,8 +30,7 @@ class OutputReader:
     function nothing and needs neither a pipe nor a thread.
     """
 
-    def __init__(self, paths: Sequence[str] | None = None) -> None:
-        """Read this process's stdout and stderr, or the two files in ``paths``."""
+    def __init__(self, paths: Sequence[str] | None = None) -> None:  # tests give other files
         links = [f"/proc/self/fd/{number}" for number in (1, 2)]
         self._paths = paths or ray_compat.rotated_output() or [os.readlink(link) for link in links]
         self._offsets = [_size(path) for path in self._paths]
@@ -111,11 +110,7 @@ class OutputReader:
 
 
 def missing_ranks(lines: Iterable[str]) -> dict[int, str]:
-    """Return the missing ranks in the inspector's message, with the collectives that wait for each.
-
-    >>> missing_ranks(["Missing ranks:", "1!: [allreduce.x, allreduce.y]"])
-    {1: 'allreduce.x, allreduce.y'}
-    """
+    """Return the missing ranks in the inspector's message, with the collectives that wait for each."""
     found = map(_MISSING_RANK.fullmatch, lines)
     return {int(each[1]): each[2] for each in found if each is not None}
 
@@ -137,6 +132,6 @@ def _read(path: str, start: int, end: int, limit: int) -> bytes:
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size if os.path.isfile(path) else 0
+        return os.path.getsize(path)  # 0 for a pipe or a terminal
     except OSError:
         return 0

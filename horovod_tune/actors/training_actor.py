@@ -59,10 +59,7 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank; implements `coordinator.backend_protocol.WorkerActor`.
-
-    ``make_backend()`` returns its backend's `RankBackend`.
-    """
+    """One rank; implements `coordinator.backend_protocol.WorkerActor`."""
 
     def __init__(self, make_backend: Callable[[], RankBackend]) -> None:
         keep_freed_memory()
@@ -136,41 +133,36 @@ class TrainingActor:
         live.gpu = self._gpu
         live.world_error = self._backend.world_error
         live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
+
+        def prepare() -> None:
+            self._backend.load()
+            if self._baseline is None:
+                from horovod_tune.rank.reset.baseline import Baseline
+
+                self._baseline = Baseline()
+            live.before_first_report = self._baseline.environment.check
+
         self._training = Training(
             live,
             ray.get(request.function),
             host=self._host,
             send=self._send,
-            prepare=self._prepare,
+            prepare=prepare,
             describe_failure=self._describe_failure,
-            enter_world=self._enter_world,
+            enter_world=lambda: self._backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
             leave_world=self._backend.leave,
         )
         self._training.start()
 
-    def _prepare(self) -> None:
-        self._backend.load()
-        if self._baseline is None:
-            from horovod_tune.rank.reset.baseline import Baseline
-
-            self._baseline = Baseline()
-        assert self._training is not None
-        self._training.session.before_first_report = self._baseline.environment.check
-
-    def _enter_world(self) -> None:
-        assert self._training is not None
-        live = self._training.session
-        self._backend.enter(live.rank_info, f"{self._run}.{live.world_number}")
-
     def _send(self, message: Message) -> None:
-        if not isinstance(message, Report):
-            # The function has ended or left its world: the coordinator gets its output before this message.
-            self._copies.release_all()
-            self._send_log()
-        else:
+        if isinstance(message, Report):
             channel = self._channel
             if channel is not None and channel.report(self._run, message):
                 return
+        else:
+            # The function has ended or left its world: the coordinator gets its output before this message.
+            self._copies.release_all()
+            self._send_log()
         self._outbox.put(message)
         if isinstance(message, Finished | Failed):
             # After the message: other ranks fail because of this, and must not be mistaken for the cause.
@@ -221,11 +213,10 @@ class TrainingActor:
             (self._rank_info,) = assignment.rank_infos
             assignment.environment.pop("CUDA_VISIBLE_DEVICES", None)  # CUDA reads it only once
             os.environ.update(assignment.environment)
-            self._training.session.committed.change_pending = False
             self._output.forget_stalls()
-            self._training.session.join_world(
-                self._rank_info, number=number, reports=reports, resources=resources
-            )
+            live = self._training.session
+            live.committed.change_pending = False
+            live.join_world(self._rank_info, number=number, reports=reports, resources=resources)
 
     def offer_change(self, number: int) -> None:
         if self._training is not None and self._training.session.world_number == number:

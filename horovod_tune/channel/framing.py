@@ -11,17 +11,76 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
 
 from horovod_tune.channel.packing import MalformedMessage, pack, unpack
-from horovod_tune.channel.schema import Schema, check
+from horovod_tune.messages import FailureKind
+
+# By kind: the type of each field.
+Schema = Mapping[str, Mapping[str, type | tuple[type, ...]]]
+
+_NUMBER = (int, float)
+_NO = type(None)
+
+# A training actor sends only reports here; its other messages go through Ray.
+REPORTS: Schema = {
+    "report": {"run": int, "index": int, "metrics": dict, "checkpoint_path": (str, _NO)},
+}
+# What a rank on a TPU host sends its host actor.
+RANK_MESSAGES: Schema = {
+    **REPORTS,
+    "alive": {"operations": int},
+    "finished": {},
+    "failed": {"failure_kind": int, "traceback": str},
+    "fetch": {"path": str, "node_id": str, "target": (str, _NO)},
+    "reset_done": {"problems": (list, tuple)},
+    "stack": {"stack": str},
+}
+# What a training actor receives. `checkpoint` holds a `CheckpointPlace`'s path, node_id and report.
+ACKS: Schema = {
+    "acknowledge": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
+}
+# What a rank on a TPU host receives from the host actor that started it, whose pickles it may load.
+HOST_MESSAGES: Schema = {
+    "acknowledge": {"index": _NUMBER, "pickled_checkpoint": bytes},
+    "begin": {"pickled_request": bytes, "world": list, "node_id": str, "copies": str},
+    "stop": {},
+    "fetched": {"fingerprint": (tuple, _NO), "error": str},
+    "dump_stack": {},
+    "reset": {"join_s": _NUMBER},
+}
+_FAILURES = {kind.value for kind in FailureKind}
 
 MAX_FRAME_BYTES = 1 << 30
 # How many bytes are read at a time.
 _READ_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
+
+
+def check(message: Any, schema: Schema) -> dict[str, Any]:
+    """Return a message after checking it.
+
+    Raises:
+        MalformedMessage: it is of an unknown kind, lacks a field, has one too many, or one of the wrong type.
+
+    >>> check({"kind": "alive", "operations": 3}, RANK_MESSAGES)
+    {'kind': 'alive', 'operations': 3}
+    """
+    fields = schema.get(str(message.get("kind"))) if type(message) is dict else None
+    if fields is None or set(message) - {"kind"} != set(fields):
+        raise MalformedMessage(f"{message!r:.200} is not a message of a known kind, or has the wrong fields")
+    for name, kinds in fields.items():
+        # True is an int to Python, but not a number here.
+        if not isinstance(message[name], kinds) or isinstance(message[name], bool):
+            raise MalformedMessage(
+                f"{message!r:.200} has a field of the wrong type: {name} is {message[name]!r:.80}"
+            )
+    if message["kind"] == "failed" and message["failure_kind"] not in _FAILURES:
+        raise MalformedMessage(f"{message!r:.200} has an unknown failure_kind")
+    return message
 
 
 def frame(kind: str, **fields: Any) -> bytes:
@@ -36,7 +95,7 @@ class Channel:
     Args:
         end: a connected, blocking stream socket.
         receives: the messages that the other end may send.
-        max_bytes: the largest message that it may send.
+        max_bytes: the largest message that either end may send.
     """
 
     def __init__(self, end: socket.socket, receives: Schema, max_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -53,12 +112,12 @@ class Channel:
 
         Raises:
             MetricsError: a field has a value that cannot be sent.
+            ValueError: the message is too large, or nested too deeply.
             OSError: the other end is closed.
         """
-        self.send_frame(frame(kind, **fields))
-
-    def send_frame(self, data: bytes) -> None:
-        """Send what `frame` has made; raises OSError if the other end is closed."""
+        data = frame(kind, **fields)
+        if len(data) > self._max_bytes:
+            raise ValueError(f"a message has {len(data)} bytes, more than {self._max_bytes}")
         with self._sending:
             self._socket.sendall(data)
 
@@ -81,8 +140,7 @@ class Channel:
     def receive(self, timeout_s: float | None) -> tuple[list[dict[str, Any]], bool]:
         """Return the messages that arrive within ``timeout_s``, and True if the other end is still open.
 
-        Args:
-            timeout_s: how long to wait for the first bytes; None waits until there are some.
+        ``timeout_s`` is for the first bytes; None waits until there are some.
 
         Raises:
             MalformedMessage: the other end sent something that it may not send.

@@ -10,6 +10,7 @@ connect. A rank must run as the same user and send the secret that came with its
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -18,8 +19,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from horovod_tune.channel.framing import Channel, frame
-from horovod_tune.channel.schema import ACKS, REPORTS
+from horovod_tune.channel.framing import ACKS, REPORTS, Channel
 from horovod_tune.errors import MetricsError
 from horovod_tune.messages import CheckpointPlace, Report
 
@@ -68,36 +68,30 @@ class Listener:
                     ends[worker] = end
 
     def _identify(self, end: socket.socket) -> int | None:
-        _, user, _ = _CREDENTIALS.unpack(
-            end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(credentials)
         if user != os.geteuid():
             return None
         try:
             shown = end.recv(_SECRET_BYTES, socket.MSG_DONTWAIT)
         except OSError:
             return None
-        found = [each for each, secret in self._secrets.items() if hmac.compare_digest(secret, shown)]
-        for worker in found:
-            del self._secrets[worker]
-        return found[0] if found else None
+        for worker, secret in self._secrets.items():
+            if hmac.compare_digest(secret, shown):
+                del self._secrets[worker]
+                return worker
+        return None
 
 
 def connect(token: ChannelToken) -> socket.socket:
-    """Connect a rank to the listener that created ``token``, and send the secret.
-
-    Raises:
-        OSError: no process listens at the token's address.
-    """
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    """Connect a rank to the listener that created ``token``; raise OSError if no process listens there."""
+    with contextlib.ExitStack() as undo:
+        end = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         end.settimeout(CONNECT_S)
         end.connect(token.address)
         end.sendall(token.secret)
         end.settimeout(None)
-    except OSError:
-        end.close()
-        raise
+        undo.pop_all()
     return end
 
 
@@ -142,25 +136,15 @@ class RankChannel:
 
     def __init__(self, token: ChannelToken) -> None:
         """Connect; raises OSError if no process listens at the token's address."""
-        self._channel = Channel(connect(token), ACKS)
+        self._channel = Channel(connect(token), ACKS, MAX_REPORT_BYTES)
 
     def report(self, run: int, report: Report) -> bool:
         """Send a report; False if it must go through Ray."""
         try:
-            data = frame(
-                "report",
-                run=run,
-                index=report.index,
-                metrics=report.metrics,
-                checkpoint_path=report.checkpoint_path,
-            )
-        except (MetricsError, ValueError, OverflowError, RecursionError):
-            return False  # nested more deeply than msgpack allows, or of a type that only pickle handles
-        if len(data) > MAX_REPORT_BYTES:
-            return False
-        try:
-            self._channel.send_frame(data)
-        except OSError:
+            self._channel.send("report", run=run, **vars(report))
+        except (MetricsError, ValueError, OverflowError, RecursionError, OSError):
+            # Too large, nested more deeply than msgpack allows, of a type that only pickle handles, or the
+            # channel is closed.
             return False
         return True
 
@@ -174,22 +158,14 @@ class RankChannel:
             while is_open:
                 messages, is_open = self._channel.receive(None)
                 for each in messages:
-                    on_ack(each["run"], each["index"], checkpoint_place(each["checkpoint"]))
+                    place = None
+                    if each["checkpoint"] is not None:
+                        path, node_id, number = each["checkpoint"]
+                        place = CheckpointPlace(path, None, node_id, number)
+                    on_ack(each["run"], each["index"], place)
         finally:
             self.close()
 
     def close(self) -> None:
         """Close the channel; `listen` returns in its thread."""
         self._channel.close()
-
-
-def checkpoint_place(fields: tuple[str, str | None, int] | None) -> CheckpointPlace | None:
-    """Return the `CheckpointPlace` that an acknowledgement's field `checkpoint` describes.
-
-    >>> checkpoint_place(("/storage/a", "node", 3))
-    CheckpointPlace(path='/storage/a', filesystem=None, node_id='node', report=3)
-    """
-    if fields is None:
-        return None
-    path, node_id, report = fields
-    return CheckpointPlace(path, None, node_id, report)

@@ -49,8 +49,7 @@ class WorkerActor(Protocol):
     def reset(self, join_s: float) -> list[str]:
         """Wait ``join_s`` for the training function to end, then restore the process for the next trial.
 
-        Returns:
-            The reasons why the process cannot run another trial; empty if it can.
+        Returns the reasons why it cannot run another trial.
         """
 
     # The coordinator calls the following only in elastic trials, whose workers have one rank each.
@@ -98,10 +97,7 @@ class Launcher(Protocol):
 
     @property
     def placed_workers(self) -> int:
-        """The number of slots (workers' places) in the trial's placement group.
-
-        They cannot be released one by one, since Ray removes a group only as a whole.
-        """
+        """The number of slots in the trial's placement group, which Ray removes only as a whole."""
 
     def release_slot(self, slot: int) -> None:
         """Release the resources of a slot beyond the trial's placement group."""

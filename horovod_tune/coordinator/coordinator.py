@@ -7,7 +7,6 @@ returns it to `trainable.py`.
 from __future__ import annotations
 
 import logging
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -52,12 +51,7 @@ class _Trial:
 
 
 class Coordinator:
-    """Runs one trial after another on the same workers.
-
-    Args:
-        group: the worker group, whose workers may already be starting.
-        reuse_workers: True if the next trial runs on the same workers if they are still usable.
-    """
+    """Runs one trial after another; with ``reuse_workers``, on the same workers if they are still usable."""
 
     _trial: _Trial
 
@@ -89,8 +83,6 @@ class Coordinator:
     def next_result(self) -> tuple[dict[str, Any], Checkpoint | None] | None:
         """Return rank 0's next metrics and its stored checkpoint; None if the function has returned.
 
-        Until the next call, rank 0 waits in its report.
-
         Raises:
             StartFailed: the training actors did not start.
             TrainingFailed: a rank raised, died, stopped responding or lost contact with the others.
@@ -114,7 +106,6 @@ class Coordinator:
                 cause.args = (f"{first}\n{_USED}\n{rest}",)
             self._end_workers(cause)
             raise
-        self._keep_logs()
         match event:
             case Report(metrics=metrics, checkpoint_path=path):
                 return self._store(metrics, path)
@@ -141,10 +132,8 @@ class Coordinator:
         self._keep_logs(at_end=True)
         try:
             self.close()
-        except Exception as error:  # any: it must not hide the cause
+        except Exception:  # any: it must not hide the cause
             logger.exception("the workers could not be ended after %r", cause)
-            if sys.version_info >= (3, 11):
-                cause.add_note(f"The workers could not be ended either: {error!r}")
 
     def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
         trial, ranks = self._trial, self._group.hosts
@@ -169,7 +158,7 @@ class Coordinator:
         return metrics, checkpoint
 
     def must_restart_elsewhere(self, node_id: str) -> bool:
-        """Return True if the trial must restart on other nodes, see `Slots.must_restart_elsewhere`."""
+        """Return True if the trial must restart on other nodes, as in `Slots`."""
         return self._group.world.slots.must_restart_elsewhere(self._group.workers, node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:

@@ -23,12 +23,7 @@ VERBS = {
 
 
 def needs_cause(failures: Sequence[Failed]) -> bool:
-    """Return True if all that is known is that ranks lost contact with each other.
-
-    >>> lost, died = Failed(0, "a", FailureKind.DISCONNECTED, ""), Failed(1, "b", FailureKind.DIED, "")
-    >>> needs_cause([lost]), needs_cause([lost, died])
-    (True, False)
-    """
+    """Return True if all that is known is that ranks lost contact with each other."""
     return all(failure.kind is FailureKind.DISCONNECTED for failure in failures)
 
 
@@ -63,17 +58,12 @@ def add_awaited_ranks(
     *,
     running: Container[int],
     returned: Container[int] = (),
-    stacks: Mapping[int, str] | None = None,
+    stacks: Mapping[int, str],
 ) -> list[Failed]:
     """Return ``failures``, and the failures of ranks that a stalled rank waited for.
 
-    Args:
-        failures: the known failures.
-        awaited: the collectives in which others wait for a rank, by that rank.
-        hosts: the host of each rank, by rank.
-        running: the ranks whose training function still runs.
-        returned: the ranks whose training function has returned.
-        stacks: where the training function of a running rank is, by rank.
+    The others are by rank: the collectives in which others wait for it, its host, and the stack of its
+    training function, which is ``running`` or has ``returned``.
 
     >>> stalled = Failed(0, "a", FailureKind.STALLED, "HorovodInternalError")
     >>> hosts, stacks = {0: "a", 1: "b"}, {1: "  line 3, in train\\n"}
@@ -84,11 +74,9 @@ def add_awaited_ranks(
     Its training function is at:
       line 3, in train
     it did not enter gradient.7, in which the others waited
-    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={}, returned={1})[1].kind.name
-    'RETURNED'
-    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={})[0].traceback  # it has ended
-    'HorovodInternalError\\nrank 1 did not enter gradient.7'
-    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, {0: "a"}, running={1})[0].traceback
+    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={}, returned={1}, stacks={})[1].kind
+    <FailureKind.RETURNED: 4>
+    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={}, stacks={})[0].traceback
     'HorovodInternalError\\nrank 1 did not enter gradient.7'
     """
     found = list(failures)
@@ -96,12 +84,13 @@ def add_awaited_ranks(
     if stalled is None:
         return found
     for rank, collectives in awaited.items():
-        if rank in running and rank in hosts:
-            stack = (stacks or {}).get(rank)
-            where = f"Its training function is at:\n{stack}" if stack else ""
+        if rank not in hosts:
+            continue
+        if rank in running:
+            where = f"Its training function is at:\n{stacks[rank]}" if stacks.get(rank) else ""
             text = f"{where}it did not enter {collectives}, in which the others waited"
             found.append(Failed(rank, hosts[rank], FailureKind.HUNG, text))
-        elif rank in returned and rank in hosts:
+        elif rank in returned:
             found.append(returned_early(rank, hosts[rank], collectives))
     if len(found) == len(failures) and awaited:  # all ranks wait, in different collectives
         missing = "; ".join(f"rank {rank} did not enter {each}" for rank, each in awaited.items())

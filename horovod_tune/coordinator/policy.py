@@ -26,8 +26,6 @@ class Limits:
     Args:
         timeout_s: how long a heartbeat may be overdue, a phase of a start may take, and a training function
             may take to leave a broken world.
-        min_workers: the fewest workers with which the trial continues.
-        max_workers: the most workers; a scheduler may change it.
         wait_s: how long a trial with fewer than ``min_workers`` workers waits for more.
     """
 
@@ -65,14 +63,13 @@ class WorldStatus:
 
     Args:
         members: workers that are not lost.
-        lost: ranks lost since the world began to change.
         left: members that have left the world and wait for the next one.
         ready: workers that have started and wait to join.
-        elapsed_s: seconds since the world began to change.
-        waited_s: seconds since then, or since the last loss during the change.
+        elapsed_s: since the world began to change.
+        waited_s: since then, or since the last loss during the change.
         has_returned: True if the training function has returned on some rank.
         has_stalled: True if a rank left because of a collective that not all ranks entered.
-        worlds_without_report: how many worlds in a row broke before anything was reported.
+        worlds_without_report: how many worlds in a row broke before a report.
     """
 
     members: int

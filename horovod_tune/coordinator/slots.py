@@ -7,16 +7,15 @@ example), or if a scheduler has taken its slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune import ray_compat
-from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits, backoff_s
-from horovod_tune.coordinator.workers import Worker
+from horovod_tune.coordinator.workers import Worker, end_workers
 
 # Interval between queries for draining nodes.
 DRAINING_INTERVAL_S = 2.0
@@ -33,7 +32,8 @@ class Slots:
         self._launcher = launcher
         self._draining: set[str] = set()
         self._queried_s = float("-inf")
-        self._joining: list[Worker] = []
+        # Workers that start or wait to join, by slot, in the order in which they were started.
+        self._joining: dict[int, Worker] = {}
         # Slots whose next actor starts later: when (monotonic clock), and whether on another host.
         self._due: dict[int, tuple[float, bool]] = {}
         self._deaths: dict[int, int] = {}
@@ -41,7 +41,7 @@ class Slots:
     @property
     def starting(self) -> set[int]:
         """The slots whose actor is starting or waits to join."""
-        return {worker.slot for worker in self._joining} | set(self._due)
+        return {*self._joining, *self._due}
 
     def start_missing(self, members: Sequence[Worker]) -> None:
         """Start an actor for each slot that has none, without waiting for it."""
@@ -52,7 +52,7 @@ class Slots:
 
     def _start(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> None:
         actor = self._launcher.create_one(slot, elsewhere=elsewhere, again=again)
-        self._joining.append(Worker(actor, slot, elsewhere=elsewhere))
+        self._joining[slot] = Worker(actor, slot, elsewhere=elsewhere)
 
     def ready(self, members: Sequence[Worker]) -> list[Worker]:
         """Return the workers that may join ``members`` now, in the order in which they were started."""
@@ -66,39 +66,35 @@ class Slots:
             if now >= when:
                 del self._due[slot]
                 self._start(slot, elsewhere=elsewhere, again=True)
-        for worker in list(self._joining):
+        for worker in list(self._joining.values()):
             try:
                 worker.info = ray.get(worker.description, timeout=0)
             except GetTimeoutError:
                 continue
             except RayError:
                 self.restart_later(worker)
-        return [worker for worker in self._joining if worker.info is not None]
+        return [worker for worker in self._joining.values() if worker.info is not None]
 
     def restart_later(self, worker: Worker) -> None:
         """Replace a worker that died or was unsuitable before it joined a world; the new one starts later."""
-        if worker not in self._joining:
+        if self._joining.get(worker.slot) is not worker:
             return
-        self._joining.remove(worker)
-        actor_processes.end_workers([worker])
+        self.end({worker.slot})
         deaths = self._deaths.get(worker.slot, 0)
         self._deaths[worker.slot] = deaths + 1
         self._due[worker.slot] = (time.monotonic() + backoff_s(deaths), worker.elsewhere)
 
     def record_joined(self, workers: Sequence[Worker]) -> None:
         """Remove workers that have joined a world."""
-        self._joining = [worker for worker in self._joining if worker not in workers]
         for worker in workers:
+            del self._joining[worker.slot]
             self._deaths.pop(worker.slot, None)
 
-    def end(self, first: int = 0) -> set[int]:
-        """In slots from ``first`` on, end the actors that start or wait to join; return those slots."""
-        ended = {slot for slot in self.starting if slot >= first}
-        dropped = [worker for worker in self._joining if worker.slot in ended]
-        self._joining = [worker for worker in self._joining if worker not in dropped]
-        self._due = {slot: when for slot, when in self._due.items() if slot not in ended}
-        actor_processes.end_workers(dropped)
-        return ended
+    def end(self, slots: Collection[int]) -> None:
+        """End the actors of these slots that start or wait to join."""
+        end_workers([self._joining.pop(slot) for slot in slots if slot in self._joining])
+        for slot in slots:
+            self._due.pop(slot, None)
 
     def is_excess(self, worker: Worker) -> bool:
         """Return True if a scheduler has taken the worker's slot from the trial."""
@@ -145,25 +141,29 @@ class Slots:
         self._queried_s, self._draining = now, ray_compat.draining_nodes()
         if not self.remaining(members):
             return  # if none may stay, the whole trial restarts elsewhere
-        stuck = [worker for worker in self._joining if self.is_draining(worker)]
-        self._joining = [worker for worker in self._joining if worker not in stuck]
-        actor_processes.end_workers(stuck)
-        taken = self.starting | {worker.slot for worker in members if not self.must_leave(worker)}
-        draining = {worker.slot for worker in [*stuck, *members] if self.is_draining(worker)}
-        for slot in sorted(draining - taken):
+        draining = {worker.slot for worker in members if self.is_draining(worker)}
+        stuck = {slot for slot, worker in self._joining.items() if self.is_draining(worker)}
+        self.end(stuck)
+        taken = self.starting | {worker.slot for worker in self.remaining(members)}
+        for slot in sorted((draining | stuck) - taken):
             if slot < self.limits.max_workers:
                 self._start(slot, elsewhere=True)
 
     def record_lost(self, worker: Worker) -> None:
         """Release the slot of a lost member if a scheduler took it, or else start another actor for it."""
-        if self.is_excess(worker):
-            self._launcher.release_slot(worker.slot)
-        elif worker.slot not in self.starting:
+        self.release([worker])
+        if not self.is_excess(worker) and worker.slot not in self.starting:
             # In the same place: the slot's first host may still drain.
             self._start(worker.slot, elsewhere=worker.elsewhere, again=worker.elsewhere)
 
+    def release(self, workers: Sequence[Worker]) -> None:
+        """Release the slots of those of the ended ``workers`` whose slot a scheduler has taken."""
+        for worker in filter(self.is_excess, workers):
+            self._launcher.release_slot(worker.slot)
+
     def release_excess(self, members: Sequence[Worker]) -> None:
         """End actors starting in slots that a scheduler has taken; release those slots without a member."""
-        taken = {worker.slot for worker in members}
-        for slot in self.end(self.limits.max_workers) - taken:
+        excess = {slot for slot in self.starting if slot >= self.limits.max_workers}
+        self.end(excess)
+        for slot in excess - {worker.slot for worker in members}:
             self._launcher.release_slot(slot)

@@ -7,6 +7,7 @@ the driver's host. In the last case, files are sent to the driver's host through
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,13 @@ from horovod_tune import ray_compat
 from horovod_tune.errors import MetricsError
 from horovod_tune.files import directories, log_files
 from horovod_tune.messages import CheckpointPlace
-from horovod_tune.transfer import host_copies, node_transfer
-from horovod_tune.transfer.host_copies import HostCopies
+from horovod_tune.transfer import node_transfer
+from horovod_tune.transfer.host_copies import (
+    PROBE_TIMEOUT_S,
+    TRANSFER_TIMEOUT_S,
+    HostCopies,
+    open_checkpoint,
+)
 
 if TYPE_CHECKING:
     from ray.tune import Checkpoint
@@ -26,12 +32,7 @@ LOG_TIMEOUT_S = 30.0
 
 
 class TrialStorage:
-    """One trial's storage, as seen from the coordinator's host.
-
-    Args:
-        context: Tune's ``StorageContext`` of the trial.
-        node_id: the Ray node that the coordinator runs on.
-    """
+    """One trial's storage, a ``StorageContext`` of Tune, as seen from the coordinator on ``node_id``."""
 
     def __init__(self, context: Any, node_id: str) -> None:
         self._context = context
@@ -61,10 +62,15 @@ class TrialStorage:
         if here is None:
             return driver
         # This host's own disk may have a directory of this name too, from an earlier experiment.
-        there = node_transfer.call_on(
-            driver, directories.fingerprint, path, timeout_s=host_copies.PROBE_TIMEOUT_S
-        )
+        there = node_transfer.call_on(driver, directories.fingerprint, path, timeout_s=PROBE_TIMEOUT_S)
         return None if here == there else driver
+
+    def _call(self, function: Callable[..., object], *arguments: Any, timeout_s: float) -> None:
+        """Call a function on the host that writes to the storage."""
+        if self.reached_through is None:
+            function(*arguments)
+        else:
+            node_transfer.call_on(self.reached_through, function, *arguments, timeout_s=timeout_s)
 
     def persist(
         self, directory: str, metrics: dict[str, Any], *, node_id: str | None = None
@@ -76,9 +82,7 @@ class TrialStorage:
         """
         from ray.tune import Checkpoint
 
-        there = host_copies.open_checkpoint(
-            CheckpointPlace(directory, node_id=node_id), self._node_id, self._copies
-        )
+        there = open_checkpoint(CheckpointPlace(directory, node_id=node_id), self._node_id, self._copies)
         self._remove_parts()
         self._context.current_checkpoint_index += 1
         metrics["checkpoint_dir_name"] = self._context.checkpoint_dir_name
@@ -90,10 +94,12 @@ class TrialStorage:
     def _send(self, directory: str, target: str) -> None:
         if self.reached_through is not None:
             node_transfer.send_directory(
-                directory, self.reached_through, target, timeout_s=host_copies.TRANSFER_TIMEOUT_S
+                directory, self.reached_through, target, timeout_s=TRANSFER_TIMEOUT_S
             )
-            return
-        if not self.is_local:
+        elif self.is_local:
+            # `copy` renames the copy when it is complete, so that a power loss leaves no partial checkpoint.
+            directories.copy(directory, target)
+        else:
             from ray.tune import Checkpoint
 
             # Ray's own error does not name the link.
@@ -103,20 +109,12 @@ class TrialStorage:
                     "trial's storage can hold only files and directories"
                 )
             self._context.persist_current_checkpoint(Checkpoint.from_directory(directory))
-            return
-        # `copy` renames the copy when it is complete, so that a power loss leaves no partial checkpoint.
-        directories.copy(directory, target)
 
     def _remove_parts(self) -> None:
         """Delete, once, the partial checkpoints of an earlier attempt that was killed."""
-        if self._has_removed_parts:
-            return
-        self._has_removed_parts = True
-        folder, timeout_s = self._context.trial_fs_path, host_copies.PROBE_TIMEOUT_S
-        if self.is_local and self.reached_through is None:
-            directories.remove_parts(folder)
-        elif self.reached_through is not None:
-            node_transfer.call_on(self.reached_through, directories.remove_parts, folder, timeout_s=timeout_s)
+        if self.is_local and not self._has_removed_parts:
+            self._has_removed_parts = True
+            self._call(directories.remove_parts, self._context.trial_fs_path, timeout_s=PROBE_TIMEOUT_S)
 
     def place(self, checkpoint: Checkpoint) -> CheckpointPlace:
         """Return where ranks find a checkpoint that this host or the driver's can read."""
@@ -128,7 +126,7 @@ class TrialStorage:
     def fetch(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the checkpoint as a directory on this host; a copy is kept until `close`."""
         self._remove_parts()
-        self._brought = host_copies.open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
+        self._brought = open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
         return self._brought
 
     def append_log(self, rank: int, text: bytes) -> None:
@@ -159,10 +157,8 @@ class TrialStorage:
         return f"{self._context.trial_fs_path}/rank_{rank}.log"
 
     def _store_log(self, path: str, text: bytes) -> None:
-        if self.reached_through is not None:
-            node_transfer.call_on(
-                self.reached_through, log_files.append, Path(path), text, timeout_s=LOG_TIMEOUT_S
-            )
+        if self.is_local:
+            self._call(log_files.append, Path(path), text, timeout_s=LOG_TIMEOUT_S)
             return
         filesystem = self._context.storage_filesystem
         if filesystem.get_file_info(path).is_file:

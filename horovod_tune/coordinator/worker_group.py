@@ -21,9 +21,8 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
-from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import Limits
-from horovod_tune.coordinator.workers import Worker
+from horovod_tune.coordinator.workers import EventQueue, Worker
 from horovod_tune.coordinator.world import World
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import (
@@ -48,16 +47,12 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class WorkerGroup:
-    """The workers, which run one trial after another.
-
-    Args:
-        launcher: starts the actors and assigns their ranks.
-        limits: how long the group waits, and how many workers it may have.
-    """
+    """The workers, which run one trial after another."""
 
     def __init__(self, launcher: Launcher, limits: Limits) -> None:
         self._events = EventQueue()
         self.world = World(launcher, limits, self._events)
+        # The calls of `begin_reset`.
         self._resetting: list[Any] = []
         self._run = 0
         self._forget_trial()
@@ -74,7 +69,7 @@ class WorkerGroup:
 
     @property
     def workers(self) -> list[Worker]:
-        """The members of the world; empty until `create`."""
+        """The members of the world."""
         return self.world.members
 
     @property
@@ -86,27 +81,18 @@ class WorkerGroup:
     @property
     def first_node(self) -> str | None:
         """The Ray node of rank 0."""
-        return next(
-            (worker.info.node_id for worker in self.workers if worker.info and 0 in worker.ranks), None
-        )
-
-    @property
-    def _has_ranks(self) -> bool:
-        return any(worker.ranks for worker in self.workers)
+        nodes = (worker.info.node_id for worker in self.workers if worker.info and 0 in worker.ranks)
+        return next(nodes, None)
 
     def create(self) -> None:
         """Start the workers, without waiting for them."""
         self.world.create()
 
     def begin(self, request: TrialRequest) -> None:
-        """Start a trial on all ranks, once the workers have started.
-
-        Raises:
-            StartFailed: workers did not start in time, or were placed on other hosts than requested.
-        """
+        """Start a trial on all ranks, once the workers have started; raises StartFailed as `World.form`."""
         if not self.workers:
             self.create()
-        if not self._has_ranks:
+        if not self.hosts:
             self.world.form()
         self._forget_trial()
         self._run += 1
@@ -184,25 +170,19 @@ class WorkerGroup:
                 case LogChunk():
                     self._logs.append(message)
                 case AwaitedRanks(names=names):
-                    self._awaited = names
-                    self._check_awaited(names)
+                    self._awaited, hosts = names, self.hosts
+                    # The stall inspector does not say whether a missing rank has returned. Its message may be
+                    # as old as the previous poll, so only ranks that had returned then count.
+                    for rank in self._returned_before & names.keys() & hosts.keys():
+                        if self.world.running:
+                            early = failures.returned_early(rank, hosts[rank], names[rank])
+                            self.world.failures.append(early)
                 case NeedsWorld() if self.world.limits.is_elastic:
                     self.world.record_left(worker, message)
                 case _:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
             self._returned_before = set(self.world.returned)
-
-    def _check_awaited(self, names: dict[int, str]) -> None:
-        """Fail the trial if ranks wait in a collective for a rank that has returned.
-
-        The message of Horovod's stall inspector names the missing rank, but does not say that the rank has
-        returned. The message may be as old as the previous poll, so only ranks that had returned then count.
-        """
-        hosts = self.hosts
-        for rank, collectives in names.items():
-            if rank in self._returned_before and self.world.running and rank in hosts:
-                self.world.failures.append(failures.returned_early(rank, hosts[rank], collectives))
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""
@@ -218,22 +198,19 @@ class WorkerGroup:
         self.world.end_trial()
         found = self.world.failures  # which grows while the group listens
         began, asked, prompt_s = time.monotonic(), len(self._logs), self.world.limits.prompt_s
-        self.world.poll_all()
         for worker in self.workers:
             worker.request_reply()
-        self._listen(0)
         while True:
+            self._listen(0.1)
             waited_s = time.monotonic() - began
-            have_answered = {chunk.rank for chunk in self._logs[asked:]}
-            missing = [each for each in self.workers if each.running and not have_answered & set(each.ranks)]
+            stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
+            missing = [each for each in self.workers if each.running and stacks.keys().isdisjoint(each.ranks)]
             is_known = not failures.needs_cause(found) or waited_s >= ROOT_CAUSE_WAIT_S
             if (is_known and not missing) or waited_s >= prompt_s:
                 break
-            self._listen(0.1)
         if failures.needs_cause(found):
             for worker in missing:
                 self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")
-        stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
         found = failures.add_awaited_ranks(
             found,
             self._awaited,
@@ -247,13 +224,7 @@ class WorkerGroup:
         return error
 
     def end_trial(self) -> list[str]:
-        """End the trial on every rank and reset the workers for the next one.
-
-        Returns:
-            The reasons why they cannot run another trial; empty if they can.
-        """
-        if not self._has_ranks:
-            return ["there are no ranks"]
+        """End the trial on every rank; reset the workers, or return why they cannot run another one."""
         if self.world.failures:
             return ["a rank failed"]
         problems = self.unwind() or self._reset()
@@ -268,7 +239,6 @@ class WorkerGroup:
             return []
         for worker in self.workers:
             worker.actor.stop_training.remote()
-        self.world.poll_all()
         start = time.monotonic()
         closing: list[Any] = []
         while self.world.running and time.monotonic() - start < UNWIND_TIMEOUT_S:
@@ -304,15 +274,15 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End every worker's process and wait for it; may be called twice."""
-        if self._has_ranks:
-            # So that the processes run their `atexit` handlers, and log no lost connections while others are
-            # killed.
-            unresponsive = {
-                each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE
-            }
-            alive = [worker for worker in self.workers if unresponsive.isdisjoint(worker.ranks)]
-            ends = [worker.actor.end_process.remote() for worker in alive]
-            if ends:
-                ray.wait(ends, num_returns=len(ends), timeout=CLOSE_TIMEOUT_S)
+        unresponsive = {each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE}
+        # So that the processes run their `atexit` handlers, and log no lost connections while others are
+        # killed.
+        ends = [
+            worker.actor.end_process.remote()
+            for worker in self.workers
+            if worker.ranks and unresponsive.isdisjoint(worker.ranks)
+        ]
+        if ends:
+            ray.wait(ends, num_returns=len(ends), timeout=CLOSE_TIMEOUT_S)
         self._resetting = []
         self.world.close()

@@ -1,31 +1,45 @@
-"""Runs in the coordinator: its record of each worker, and calls to all workers."""
+"""Runs in the coordinator: its record of each worker, the queue of what they send, calls, and their end."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import selectors
+import socket
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.coordinator.events import EventQueue
-from horovod_tune.errors import StartFailed
-from horovod_tune.messages import WorkerInfo
+from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.files.process_start import process_start
+from horovod_tune.messages import Report, WorkerInfo
 from horovod_tune.spec.trial_spec import START_S_PER_WORKER, start_timeout_s
 
 logger = logging.getLogger(__name__)
 
+# How long a killed actor's process may take to end before it is killed by its pid.
+EXIT_TIMEOUT_S = 3.0
+REMOTE_EXIT_TIMEOUT_S = 10.0  # how long to wait until another node has done this
+LOST_NODE_TIMEOUT_S = 2.0  # the same for a node that may be down
 
+
+@dataclass(eq=False)
 class Worker:
     """The coordinator's record of one worker.
 
     Attributes:
         slot: the index of its slot in the trial.
         elsewhere: True if it is not on the slot's first host, which is draining.
-        description: the reply to `describe`, as an ObjectRef.
         info: its node and process; None until they are known.
         ranks: empty until they are assigned.
         channel: None if it has no socket to this process.
@@ -34,34 +48,26 @@ class Worker:
         is_reply_requested: True if an immediate reply was requested.
     """
 
-    def __init__(self, actor: Any, slot: int, *, elsewhere: bool = False) -> None:
-        self.actor = actor
-        self.slot = slot
-        self.elsewhere = elsewhere
-        self.info: WorkerInfo | None = None
-        self.ranks: tuple[int, ...] = ()
-        self.channel: CoordinatorChannel | None = None
-        self.running: set[int] = set()
-        self.description = actor.describe.remote()
-        self.is_polled = False
-        self.is_reply_requested = False
-        # By the monotonic clock: when an immediate reply was last requested, and when the reply is due.
-        self._requested_s = float("-inf")
-        self._due_s = 0.0
+    actor: Any
+    slot: int
+    elsewhere: bool = False
+    info: WorkerInfo | None = None
+    ranks: tuple[int, ...] = ()
+    channel: CoordinatorChannel | None = None
+    running: set[int] = field(default_factory=set)
+    is_polled: bool = False
+    is_reply_requested: bool = False
+    # By the monotonic clock: when an immediate reply was last requested, and when the reply is due.
+    _requested_s: float = float("-inf")
+    _due_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        # The reply to `describe`, as an ObjectRef.
+        self.description = self.actor.describe.remote()
 
     @property
     def name(self) -> str:
-        """The worker's name in errors: its ranks and host, if they are known.
-
-        >>> class Actor:
-        ...     class describe: remote = staticmethod(lambda: None)
-        >>> worker = Worker(Actor, slot=0)
-        >>> worker.name
-        'a training actor that has not started'
-        >>> worker.info, worker.ranks = WorkerInfo("n", "10.0.0.1", "a", 7, 0.0), (2, 3)
-        >>> worker.name
-        'ranks 2-3 on a'
-        """
+        """The worker's name in errors: its ranks and host, if they are known."""
         if self.info is None:
             return "a training actor that has not started"
         if not self.ranks:
@@ -70,10 +76,7 @@ class Worker:
         return f"{f'rank {first}' if first == last else f'ranks {first}-{last}'} on {self.info.host}"
 
     def poll(self, events: EventQueue, wait_s: float) -> None:
-        """Request the worker's messages; the reply, its heartbeat, arrives in ``events``.
-
-        A worker with nothing to send replies after ``wait_s``.
-        """
+        """Request the worker's messages; it replies into ``events``, if it has none after ``wait_s``."""
         assert not self.is_polled, "the reply to the first poll would be lost"
         self.is_polled, self.is_reply_requested = True, False
         self._due_s = time.monotonic() + wait_s
@@ -95,6 +98,71 @@ class Worker:
         if not self.is_polled:
             return 0.0
         return max(0.0, time.monotonic() - max(self._due_s, listening_since))
+
+
+# A reply with its worker; a report with its trial's `TrialRequest.run`.
+Replies = list[tuple[Worker, Future[Any]]]
+Reports = list[tuple[int, Report]]
+
+
+class EventQueue:
+    """Queue of workers' replies and of reports through channels; only one thread may `wait`."""
+
+    def __init__(self) -> None:
+        self._replies: deque[tuple[Worker, Future[Any]]] = deque()
+        # Ray's thread writes here when a reply arrives, so that one `select` waits for replies and channels.
+        self._wakeup_r, self._wakeup_w = socket.socketpair()
+        self._wakeup_r.setblocking(False)
+        self._wakeup_w.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup_r, selectors.EVENT_READ)
+
+    def expect(self, ref: Any, worker: Worker) -> None:
+        """Add the result of ``ref`` to the queue when it arrives, as a reply of ``worker``."""
+
+        def arrived(reply: Future[Any]) -> None:
+            self._replies.append((worker, reply))
+            try:
+                self._wakeup_w.send(b"!")
+            except OSError:  # its buffer is full, so `wait` wakes up anyway, or this queue is gone
+                return
+
+        ref.future().add_done_callback(arrived)
+
+    def add_channel(self, worker: Worker) -> None:
+        """Receive reports through the worker's channel."""
+        assert worker.channel is not None
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+
+    def wait(self, timeout_s: float) -> tuple[Replies, Reports]:
+        """Wait until something arrives, for at most ``timeout_s``, and return everything that has arrived.
+
+        Raises:
+            TrainingFailed: a rank sent something other than a report through its channel.
+        """
+        replies: Replies = []
+        reports: Reports = []
+        for key, _ in self._selector.select(timeout_s):
+            worker = key.data
+            if worker is None:
+                self._wakeup_r.recv(4096)
+                while self._replies:  # only this thread takes from it
+                    replies.append(self._replies.popleft())
+                continue
+            try:
+                reports += worker.channel.receive()
+            except MalformedMessage as error:
+                raise TrainingFailed(f"received a malformed message from {worker.name}: {error}") from error
+            if not worker.channel.is_open:
+                self._selector.unregister(key.fileobj)
+        return replies, reports
+
+    def close_channels(self, workers: Sequence[Worker]) -> None:
+        """Close the workers' open channels; replies continue to arrive."""
+        for worker in workers:
+            if worker.channel is not None and worker.channel.is_open:
+                self._selector.unregister(worker.channel)
+                worker.channel.close()
 
 
 def replies_to(calls: Sequence[Any], timeout_s: float) -> list[Any]:
@@ -122,15 +190,17 @@ def call_all(
     for waited in range(1, times + 1):
         replies = replies_to(calls, once_s)
         failed = {
-            worker: each for worker, each in zip(workers, replies, strict=True) if isinstance(each, RayError)
+            worker: reply
+            for worker, reply in zip(workers, replies, strict=True)
+            if isinstance(reply, RayError)
         }
-        if not failed:
-            return replies
         late = [worker for worker, error in failed.items() if isinstance(error, GetTimeoutError)]
-        if len(late) < len(failed):
-            dead = [worker for worker in failed if worker not in late]
+        dead = [worker for worker in failed if worker not in late]
+        if dead:
             error = failed[dead[0]]
             raise StartFailed(f"{_names(dead)} failed {doing}: {error}") from error
+        if not late:
+            return replies
         if waited < times:
             logger.warning(
                 "%d of %d training actors have taken longer than %g s %s; they have %g s more: %s",
@@ -146,3 +216,56 @@ def call_all(
 
 def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(worker.name for worker in workers)
+
+
+def end_workers(
+    workers: Sequence[Worker],
+    *,
+    below: Sequence[WorkerInfo] = (),
+    lost_nodes: Collection[str] = (),
+    wait: bool = True,
+) -> None:
+    """Kill the workers' actors; wait until their processes and those that they started (``below``) are gone.
+
+    Ray's request to exit does not end a stopped process (SIGSTOP), so processes that remain are killed by
+    pid, on their own node. The wait for a node in ``lost_nodes`` is only LOST_NODE_TIMEOUT_S: it may be down
+    before Ray marks it as dead. Without ``wait``, only this node's processes are waited for.
+    """
+    for worker in workers:
+        ray.kill(worker.actor, no_restart=True)
+    targets: dict[str, list[tuple[int, float]]] = {}
+    for info in [*(worker.info for worker in workers if worker.info is not None), *below]:
+        targets.setdefault(info.node_id, []).append((info.pid, info.process_started))
+    here = targets.pop(ray.get_runtime_context().get_node_id(), []) if targets else []
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if targets else set()
+    pending = []
+    for node in alive.intersection(targets):
+        strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(end_processes).options(scheduling_strategy=strategy)
+        wait_s = LOST_NODE_TIMEOUT_S if node in lost_nodes else REMOTE_EXIT_TIMEOUT_S
+        pending.append((wait_s, task.remote(targets[node])))
+    end_processes(here)
+    began = time.monotonic()
+    for wait_s, ref in pending if wait else ():
+        # If the node went down, its processes have ended too; Ray logs that.
+        with contextlib.suppress(RayError):
+            ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
+
+
+def end_processes(processes: Sequence[tuple[int, float]]) -> None:
+    """Wait until these local processes, as (pid, `process_start`), are gone; kill those that remain."""
+    end = time.monotonic() + EXIT_TIMEOUT_S
+    waiting = []
+    for pid, started in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            # Pids are reused: another start time means another process.
+            if abs(process_start(pid) - started) < 1.0:
+                waiting.append(process)
+                if process.status() == psutil.STATUS_STOPPED:
+                    process.kill()
+    _, left = psutil.wait_procs(waiting, timeout=max(0.0, end - time.monotonic()))
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=1.0)

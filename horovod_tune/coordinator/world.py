@@ -18,13 +18,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune import errors as error_text
-from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.backend_protocol import Launcher
-from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
-from horovod_tune.coordinator.workers import Worker, call_all, replies_to
+from horovod_tune.coordinator.workers import EventQueue, Worker, call_all, end_workers, replies_to
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import (
     Assignment,
@@ -40,7 +38,7 @@ from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 @dataclass
 class _Change:
-    """A change of the world that is in progress."""
+    """A change of the world that is in progress; ``left`` are the members that have left the world."""
 
     # By the monotonic clock: when it began, and when the last member was lost since.
     began: float
@@ -48,7 +46,6 @@ class _Change:
     reasons: list[str]
     # True if the ranks were asked to leave their world.
     was_offered: bool
-    # The members that have left the world.
     left: set[Worker] = field(default_factory=set)
     lost: list[Failed] = field(default_factory=list)
     # The last error with which a rank left or the next world could not be formed.
@@ -63,13 +60,7 @@ class _Change:
 
 
 class World:
-    """The members of a trial's world, which later trials reuse, and the workers that will join it.
-
-    Args:
-        launcher: starts the actors and assigns their ranks.
-        limits: how many members the world may have, and how long it waits.
-        events: where the replies to polls arrive.
-    """
+    """The members of a trial's world, which later trials reuse, and the workers that will join it."""
 
     def __init__(self, launcher: Launcher, limits: Limits, events: EventQueue) -> None:
         self.members: list[Worker] = []
@@ -136,8 +127,7 @@ class World:
         """
         while True:
             try:
-                self._form_first()
-                return
+                return self._form_first()
             except StartFailed:
                 if not self.limits.is_elastic:
                     raise
@@ -148,7 +138,7 @@ class World:
                 if not lost or not self.limits.can_continue_with(len(remaining)):
                     raise
                 self.members = remaining
-                actor_processes.end_workers(lost)
+                end_workers(lost)
 
     def _form_first(self) -> None:
         timeout_s, members = self.limits.timeout_s, self.members
@@ -176,7 +166,7 @@ class World:
             if worker.channel is not None:
                 self._events.add_channel(worker)
                 if worker not in self.members:  # lost meanwhile
-                    self._events.close_channel(worker.channel)
+                    self._events.close_channels([worker])
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""
@@ -197,10 +187,7 @@ class World:
                 worker.poll(self._events, self.limits.heartbeat_s)
 
     def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> bool:
-        """Wait until each worker has replied to its call; those that do not reply in time are lost.
-
-        Returns True if none is lost.
-        """
+        """Wait for each worker's reply; those that do not reply in time are lost. Return True if none is."""
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
         replies = replies_to(calls, timeout_s)
@@ -212,7 +199,7 @@ class World:
         return not any(isinstance(reply, RayError) for reply in replies)
 
     def record_death(self, worker: Worker, error: RayError) -> None:
-        """Handle the loss of a worker whose actor is dead, according to Ray."""
+        """Handle the loss of a worker that Ray has reported."""
         self.lose(worker, FailureKind.DIED, error_text.death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
@@ -247,9 +234,8 @@ class World:
 
     def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
         self.members = [worker for worker in self.members if worker not in workers]
-        for worker in workers:
-            self._events.close_channel(worker.channel)
-        actor_processes.end_workers(workers, wait=wait)
+        self._events.close_channels(workers)
+        end_workers(workers, wait=wait)
 
     def _fail(self, lost: list[Failed], reason: str = "") -> None:
         """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
@@ -270,19 +256,6 @@ class World:
         if self._change is not None:
             self._change.lost = []
 
-    def _status(self, change: _Change, ready: int) -> WorldStatus:
-        return WorldStatus(
-            members=len(self.members),
-            lost=len(change.lost),
-            left=len(change.left),
-            ready=ready,
-            elapsed_s=time.monotonic() - change.began,
-            waited_s=time.monotonic() - change.waits_since,
-            has_returned=bool(self.returned),
-            has_stalled=change.stalled is not None,
-            worlds_without_report=self._worlds_without_report + change.world_broke,
-        )
-
     @property
     def tick_s(self) -> float:
         """How long to listen before `advance` is called again."""
@@ -290,10 +263,7 @@ class World:
         return TICK_S if is_busy else self.limits.heartbeat_s
 
     def advance(self, listening_since: float) -> None:
-        """Treat workers with an overdue heartbeat as lost, then do what the policy decides.
-
-        ``listening_since`` is as in `Worker.overdue_s`.
-        """
+        """Treat workers with an overdue heartbeat as lost, then do what the policy decides."""
         for worker in list(self.members):
             limit_s = self.limits.prompt_s if worker.is_reply_requested else self.limits.timeout_s
             if worker.overdue_s(listening_since) > limit_s:
@@ -309,7 +279,18 @@ class World:
             self._continue(self._change, ready)
 
     def _continue(self, change: _Change, ready: Sequence[Worker]) -> None:
-        match decide(self._status(change, len(ready)), self.limits):
+        now = WorldStatus(
+            members=len(self.members),
+            lost=len(change.lost),
+            left=len(change.left),
+            ready=len(ready),
+            elapsed_s=time.monotonic() - change.began,
+            waited_s=time.monotonic() - change.waits_since,
+            has_returned=bool(self.returned),
+            has_stalled=change.stalled is not None,
+            worlds_without_report=self._worlds_without_report + change.world_broke,
+        )
+        match decide(now, self.limits):
             case Fail(reason=reason):
                 if change.error and reason:
                     reason += f" The last error was: {change.error}"
@@ -317,7 +298,9 @@ class World:
                 self._fail(change.lost or stalled, reason)
             case Action.REFORM:
                 if self.slots.enough_remain(self.members, len(ready)):
-                    self._end_leaving()
+                    leaving = [worker for worker in self.members if self.slots.must_leave(worker)]
+                    self._end_members(leaving)
+                    self.slots.release(leaving)
                 self._forget_offers()
                 self._form_next(change, ready)
             case Action.ABANDON:
@@ -344,7 +327,6 @@ class World:
         self._launcher.abandon_world()
         for worker in self.members:
             worker.actor.break_world.remote(self.number)
-        self.poll_all()
 
     def record_left(self, worker: Worker, message: NeedsWorld) -> None:
         """Record that a worker's training function has left the world and waits for the next one."""
@@ -392,8 +374,7 @@ class World:
                 else:
                     self._fail(change.lost, change.error)
             return
-        # The next world has new channels.
-        self._events.close_channels()
+        self._events.close_channels(remaining)  # the next world has new ones
         self._worlds_without_report += change.world_broke
         self.number += 1
         self._change = None
@@ -433,9 +414,10 @@ class World:
 
         The offer is repeated, since ranks that have just entered their world may have missed it.
         """
-        must_leave = any(map(self.slots.must_leave, self.members))
-        must_shrink = must_leave and self.slots.enough_remain(self.members)
-        if self._change is not None or self.returned or not (are_ready or must_shrink):
+        if self._change is not None or self.returned:
+            return
+        must_leave = len(self.slots.remaining(self.members)) < len(self.members)
+        if not (are_ready or (must_leave and self.slots.enough_remain(self.members))):
             return
         self._others_were_ready |= are_ready
         now = time.monotonic()
@@ -445,13 +427,6 @@ class World:
         self._next_offer_s = now + backoff_s(self._offers)
         for worker in self.members:
             worker.actor.offer_change.remote(self.number)
-
-    def _end_leaving(self) -> None:
-        leaving = [worker for worker in self.members if self.slots.must_leave(worker)]
-        self._end_members(leaving)
-        for worker in leaving:
-            if self.slots.is_excess(worker):
-                self._launcher.release_slot(worker.slot)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart instead.
@@ -490,11 +465,11 @@ class World:
 
     def close(self) -> None:
         """End every worker's process and wait until it is gone; may be called twice."""
-        self.slots.end()
+        self.slots.end(self.slots.starting)
         members, self.members = self.members, []
         for worker in members:
             worker.is_polled = False  # its reply may arrive during the next trial
-        self._events.close_channels()
+        self._events.close_channels(members)
         below = self._launcher.processes_below()
-        actor_processes.end_workers(members, below=below, lost_nodes=self.lost_nodes)
+        end_workers(members, below=below, lost_nodes=self.lost_nodes)
         self._launcher.close()

@@ -23,8 +23,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from horovod_tune.channel.framing import Channel
-from horovod_tune.channel.schema import HOST_MESSAGES
+from horovod_tune.channel.framing import HOST_MESSAGES, Channel
 from horovod_tune.errors import encodable
 from horovod_tune.messages import (
     CheckpointPlace,

@@ -18,9 +18,8 @@ from typing import Any
 
 import psutil
 
-from horovod_tune.channel.framing import Channel
+from horovod_tune.channel.framing import RANK_MESSAGES, Channel
 from horovod_tune.channel.packing import MalformedMessage
-from horovod_tune.channel.schema import RANK_MESSAGES
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.xla.hang_detector import Activity

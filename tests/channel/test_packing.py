@@ -17,9 +17,8 @@ import numpy
 import pytest
 from processes import mangled
 
-from horovod_tune.channel.framing import Channel
+from horovod_tune.channel.framing import RANK_MESSAGES, Channel, check
 from horovod_tune.channel.packing import MAX_TUPLES_DEEP, MalformedMessage, pack, unpack
-from horovod_tune.channel.schema import RANK_MESSAGES, check
 from horovod_tune.errors import MetricsError
 
 REPORT: dict[str, Any] = {"kind": "report", "run": 1, "index": 2, "metrics": {}, "checkpoint_path": None}
@@ -37,13 +36,16 @@ PIECES = [
 ]
 
 
+def frame(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
 def nested(levels: int) -> bytes:
     """Return a report with tuples in tuples, as no rank sends it."""
     data: bytes = msgpack.packb([])
     for _ in range(levels):
         data = msgpack.packb([msgpack.ExtType(1, data)])
-    packed: bytes = msgpack.packb({**REPORT, "metrics": {"a": msgpack.ExtType(1, data)}})
-    return struct.pack(">I", len(packed)) + packed
+    return frame(msgpack.packb({**REPORT, "metrics": {"a": msgpack.ExtType(1, data)}}))
 
 
 @pytest.mark.parametrize("levels", [MAX_TUPLES_DEEP, 200, 5000])
@@ -104,10 +106,6 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
     theirs.close()
 
 
-def frame(data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + data
-
-
 def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     data = frame(pack({"kind": "finished"})) + frame(pack({"kind": "alive", "operations": 3}))
@@ -129,12 +127,19 @@ def test_what_could_carry_code_is_refused_at_the_sender() -> None:
         pack({"kind": "report", "metrics": {"objects": numpy.array([print])}})
 
 
-def test_a_length_beyond_bounds_is_refused_before_it_is_waited_for(
-    ends: tuple[Channel, socket.socket],
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (struct.pack(">I", (1 << 32) - 1), "4294967295 bytes"),  # which it does not wait for
+        (frame(msgpack.packb({"kind": "finished", "x": msgpack.ExtType(77, b"")})), "type 77"),
+    ],
+)
+def test_a_length_beyond_bounds_or_an_unknown_type_is_an_error(
+    ends: tuple[Channel, socket.socket], data: bytes, text: str
 ) -> None:
     channel, other = ends
-    other.sendall(struct.pack(">I", (1 << 32) - 1))
-    with pytest.raises(MalformedMessage, match="4294967295 bytes"):
+    other.sendall(data)
+    with pytest.raises(MalformedMessage, match=text):
         channel.receive(1)
 
 
@@ -158,13 +163,6 @@ def test_a_length_beyond_bounds_is_refused_before_it_is_waited_for(
 def test_what_the_other_end_may_not_send_is_an_error(message: object) -> None:
     with pytest.raises(MalformedMessage, match=r"known kind|wrong type|unknown failure"):
         check(msgpack.unpackb(msgpack.packb(message)), RANK_MESSAGES)
-
-
-def test_an_extension_of_others_is_an_error(ends: tuple[Channel, socket.socket]) -> None:
-    channel, other = ends
-    other.sendall(frame(msgpack.packb({"kind": "finished", "x": msgpack.ExtType(77, b"")})))
-    with pytest.raises(MalformedMessage):
-        channel.receive(1)
 
 
 def test_a_channel_that_was_closed_here_has_nothing_more(ends: tuple[Channel, socket.socket]) -> None:

@@ -12,9 +12,8 @@ from fake_workers import REQUEST, Clock, FakeTrial, Prepare, Ref, do_nothing
 from ray.exceptions import GetTimeoutError
 
 from horovod_tune import ray_compat
-from horovod_tune.coordinator import actor_processes
-from horovod_tune.coordinator.events import EventQueue, Replies, Reports
-from horovod_tune.coordinator.workers import Worker
+from horovod_tune.coordinator import slots, world
+from horovod_tune.coordinator.workers import EventQueue, Replies, Reports, Worker
 
 
 @pytest.fixture
@@ -60,7 +59,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(EventQueue, "wait", wait_for_events)
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(actor_processes, "end_workers", end_workers)
+    monkeypatch.setattr(slots, "end_workers", end_workers)
+    monkeypatch.setattr(world, "end_workers", end_workers)
     return clock
 
 

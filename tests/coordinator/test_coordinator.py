@@ -278,13 +278,18 @@ def test_a_failed_start_is_an_error_and_the_next_trial_gets_new_workers(
     assert metrics["n"] == 2
 
 
-def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
-    """Make a second trial fail in reused workers; the first of the new ones sends ``message``."""
+def reuse_workers(trial: Trial) -> None:
+    """Run a trial and begin the next one in its workers."""
     stop_at_once(trial)
     trial.actors[0].reply_to_poll(Report(1, {"n": 1}))
     assert trial.coordinator.next_result()
     trial.coordinator.end_trial()
     trial.next_trial()
+
+
+def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
+    """Make a second trial fail in reused workers; the first of the new ones sends ``message``."""
+    reuse_workers(trial)
     trial.actors[1].reply_to_poll(failed(1, FailureKind.RAISED, "ValueError: already registered"))
     new_workers(trial, monkeypatch, message)
 
@@ -308,11 +313,7 @@ def test_the_error_of_the_second_try_is_raised(trial: Trial, monkeypatch: pytest
 
 
 def test_the_error_of_a_failure_after_a_report_mentions_that_workers_were_reused(trial: Trial) -> None:
-    stop_at_once(trial)
-    trial.actors[0].reply_to_poll(Report(1, {"n": 1}))
-    assert trial.coordinator.next_result()
-    trial.coordinator.end_trial()
-    trial.next_trial()
+    reuse_workers(trial)
     trial.actors[0].reply_to_poll(Report(1, {"n": 2}))
     assert trial.coordinator.next_result()
     trial.actors[0].reply_to_poll(failed(0, FailureKind.RAISED, "KeyError: 'rate'"))

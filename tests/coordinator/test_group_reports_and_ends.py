@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_workers import FakeTrial, failed
+from processes import run_python
 
 from horovod_tune.channel.framing import frame
 from horovod_tune.messages import AwaitedRanks, CheckpointPlace, FailureKind, Finished, Report
@@ -68,6 +71,18 @@ def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[
     trial.send(0, Report(2, {}), after_s=1.0)
     assert trial.group.next_event() == Report(2, {})
     assert trial.actors[0].called("acknowledge") == [(1, None)]
+
+
+@pytest.mark.parametrize("way", ["fixed", "elastic"])
+def test_a_report_takes_one_call_of_ray_for_each_rank_on_another_host(way: str) -> None:
+    ranks = 64
+    figures = json.loads(
+        run_python("-m", "benchmarks.scale_reports", way, ranks, 0.5, cwd=Path(__file__).parents[2]).stdout
+    )
+    # Eight ranks per host: those of the coordinator's host are connected to it.
+    assert figures["connected"] == 8
+    assert figures["ray_calls_per_report"] == pytest.approx(ranks - 8, rel=0.05)
+    assert figures["reports_per_s"] > 0
 
 
 # -- the end

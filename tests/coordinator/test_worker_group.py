@@ -33,9 +33,20 @@ def test_actors_that_do_not_start_are_an_error_after_the_start_timeout(
     trial.group.close()
 
 
-def test_an_actor_that_dies_in_assign_is_named_by_rank_and_host(
-    clock: Clock,
-) -> None:
+def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
+    trial = FakeTrial(clock, 512)
+    last = trial.actors[-1]
+    last.suspend()
+    trial.group.create()
+    last.resume()
+    late = trial.group.workers[-1].description.reply
+    clock.call_later(TIMEOUT_S + 100.0, lambda: late.set_result(last.replies["describe"]))
+    trial.group.begin(REQUEST)
+    assert len(trial.group.hosts) == 512
+    trial.group.close()
+
+
+def test_an_actor_that_dies_in_assign_is_named_by_rank_and_host(clock: Clock) -> None:
     trial = FakeTrial(clock)
     trial.actors[2].replies["assign"] = trial.actors[2].die
     trial.group.begin(REQUEST)

@@ -29,6 +29,7 @@ from horovod_tune.messages import (
     Finished,
     LogChunk,
     Message,
+    RankInfo,
     Report,
     TrialRequest,
     WorkerInfo,
@@ -36,8 +37,8 @@ from horovod_tune.messages import (
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.transfer.host_copies import HostCopies, ask_node
 from horovod_tune.xla.hang_detector import CHECK_INTERVAL_S, Inactivity, explain
-from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
+from horovod_tune.xla.topology import LaunchPlan
 
 METHODS_AT_ONCE = 5
 # How often a rank that receives nothing sends a heartbeat; more often if a timeout is short.
@@ -88,8 +89,8 @@ class HostActor:
             tpu_ids=tuple(str(chip) for chip in chips),
         )
 
-    def launch(self, plan: LaunchPlan) -> tuple[list[Ordinals], list[tuple[int, float]]]:
-        """Start this host's ranks; return their ordinals, and every process below this actor.
+    def launch(self, plan: LaunchPlan) -> tuple[list[RankInfo], list[tuple[int, float]]]:
+        """Start this host's ranks; return their numbers, and every process below this actor.
 
         A process is given as its pid and `process_start`. While the ranks start, `describe` is the heartbeat.
 
@@ -97,12 +98,12 @@ class HostActor:
             RuntimeError: the ranks did not start; the message says why.
         """
         ranks = self._supervisor.launch(plan, self._timeout_s)
-        return [rank.place for rank in ranks], self._supervisor.processes()
+        return [rank.info for rank in ranks], self._supervisor.processes()
 
     def assign(self, assignment: Assignment) -> None:
         infos = {each.rank: each for each in assignment.rank_infos}
         for rank in self._ranks:
-            rank.info = infos[rank.ordinal]
+            rank.info = infos[rank.info.rank]
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every rank; return without waiting."""
@@ -113,7 +114,6 @@ class HostActor:
         packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
         place = {"node_id": self._node_id, "copies": self._copies}
         for rank in self._ranks:
-            assert rank.info is not None, "assign() comes before begin()"
             rank.drop_output()
             rank.is_running = True
             rank.send("begin", pickled_request=packed, world=list(astuple(rank.info)), **place)
@@ -162,9 +162,9 @@ class HostActor:
                 for text in rank.new_output():
                     # One write per block, which Ray forwards to the driver.
                     lines = text.decode("utf-8", "replace").splitlines()
-                    sys.stdout.write("".join(f"[rank {rank.ordinal}] {line}\n" for line in lines))
+                    sys.stdout.write("".join(f"[rank {rank.info.rank}] {line}\n" for line in lines))
                     sys.stdout.flush()
-                    self._outbox.put(LogChunk(rank.ordinal, text))
+                    self._outbox.put(LogChunk(rank.info.rank, text))
 
     def _restart_inactivity(self) -> None:
         self._listened_s = 0.0
@@ -180,12 +180,12 @@ class HostActor:
         self._inactivity.restart()
         running = self._running()
         replies = self._supervisor.ask(running, "dump_stack", "stack", STACKS_TIMEOUT_S)
-        stacks = {rank.ordinal: replies.get(rank.ordinal, {}).get("stack") for rank in running}
+        stacks = {rank.info.rank: replies.get(rank.info.rank, {}).get("stack") for rank in running}
         found = explain(stacks, self._stall_timeout_s)
         if found is None or running != self._running():
             return
         ordinal, text = found
-        rank = next(each for each in running if each.ordinal == ordinal)
+        rank = next(each for each in running if each.info.rank == ordinal)
         self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
 
     def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
@@ -210,18 +210,18 @@ class HostActor:
     def reply_now(self) -> None:
         self._send_output()
         for rank in self._ranks:
-            self._outbox.put(LogChunk(rank.ordinal, b""))
+            self._outbox.put(LogChunk(rank.info.rank, b""))
 
     def reset(self, join_s: float) -> list[str]:
         """Reset every rank's process; return what keeps the next trial from using them."""
         answers = self._supervisor.ask(self._ranks, "reset", "reset_done", join_s + RESET_S, join_s=join_s)
         problems = []
         for rank in self._ranks:
-            if rank.ordinal in answers:
-                problems += [f"rank {rank.ordinal}: {each}" for each in answers[rank.ordinal]["problems"]]
+            if rank.info.rank in answers:
+                problems += [f"rank {rank.info.rank}: {each}" for each in answers[rank.info.rank]["problems"]]
             else:
                 why = f": {rank.loss[1]}" if rank.loss else " did not reset its process in time"
-                problems.append(f"rank {rank.ordinal}{why}")
+                problems.append(f"rank {rank.info.rank}{why}")
         return problems
 
     # The methods below run in the thread that receives a rank's messages.
@@ -229,12 +229,12 @@ class HostActor:
     def _receive(self, rank: RankProcess, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
-                if rank.ordinal != 0:
+                if rank.info.rank != 0:
                     self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 may do")
                     return
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "finished"}:
-                self._end(rank, Finished(rank.ordinal))
+                self._end(rank, Finished(rank.info.rank))
             case {"kind": "failed", "failure_kind": kind, "traceback": text}:
                 self._fail(rank, FailureKind(kind), text)
             case {"kind": "fetch", "path": path, "node_id": node_id, "target": target}:
@@ -249,7 +249,7 @@ class HostActor:
         self._outbox.put(message)
 
     def _fail(self, rank: RankProcess, kind: FailureKind, text: str) -> None:
-        self._end(rank, Failed(rank.ordinal, self._host, kind, text))
+        self._end(rank, Failed(rank.info.rank, self._host, kind, text))
 
     def _lose(self, rank: RankProcess) -> None:
         if rank.is_running and rank.loss:

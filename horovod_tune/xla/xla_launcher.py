@@ -16,12 +16,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from horovod_tune import errors as error_text
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import BackendMissing, StartFailed
-from horovod_tune.messages import Assignment, WorkerInfo
+from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.xla import slices, topology
 from horovod_tune.xla.host_actor import HEARTBEAT_S, METHODS_AT_ONCE, HostActor
-from horovod_tune.xla.runtime import LaunchPlan, Ordinals
+from horovod_tune.xla.topology import LaunchPlan
 
 # How long the ranks of a slice may take to start: each waits for all others, so a large slice takes minutes.
 LAUNCH_TIMEOUT_S = 900.0
@@ -101,8 +101,8 @@ class XlaLauncher:
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
 
     def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
-        ordinals = self._start_ranks(actors, infos)
-        return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
+        rank_infos = self._start_ranks(actors, infos)
+        return topology.assignments_of(rank_infos, num_slots=self._spec.num_slots)
 
     def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
         bundle = self._group.bundle_specs[0]
@@ -118,9 +118,9 @@ class XlaLauncher:
         chips = sum(host.chips for host in slice_hosts)
         return [topology.plan_for_chips(infos[0].tpu_ids, chips, here.pod_type)]
 
-    def _start_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
+    def _start_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[RankInfo]]:
         """Start every host's ranks and wait until they are up; the first host that fails ends the wait."""
-        ordinals: dict[int, list[Ordinals]] = {}
+        rank_infos: dict[int, list[RankInfo]] = {}
         self._below = []
         end = time.monotonic() + LAUNCH_TIMEOUT_S
         timeout_s = self._spec.timeout_s
@@ -131,7 +131,7 @@ class XlaLauncher:
                 i = starting.pop(reply)
                 info = infos[i]
                 try:
-                    ordinals[i], processes = ray.get(reply)
+                    rank_infos[i], processes = ray.get(reply)
                 except RayTaskError as error:
                     raise StartFailed(f"the ranks of {info.host} did not start:\n{error.cause}") from error
                 except RayActorError as error:
@@ -150,7 +150,7 @@ class XlaLauncher:
             if starting and time.monotonic() > end:
                 waiting = ", ".join(infos[i].host for i in starting.values())
                 raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
-        return [ordinals[i] for i in range(len(actors))]
+        return [rank_infos[i] for i in range(len(actors))]
 
     def processes_below(self) -> list[WorkerInfo]:
         """Return the ranks and their parents; one that outlived its actor would keep the chip locked."""

@@ -26,8 +26,7 @@ from worker_kinds import Workers
 from xla_processes import rank_processes, see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.messages import WorkerInfo
-from horovod_tune.xla.runtime import Ordinals
+from horovod_tune.messages import RankInfo, WorkerInfo
 from horovod_tune.xla.supervisor import RankProcess
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -39,7 +38,7 @@ def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is() -> N
     nothing: Any = None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
-            rank = RankProcess(Ordinals(0, 1, 0, 1), process.pid, nothing, None)
+            rank = RankProcess(RankInfo(0, 1, 0, 1, 0, 1), process.pid, nothing, None)
             times = psutil.Process(process.pid).cpu_times
             for _ in range(3):
                 before = times().user

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
-from horovod_tune.messages import WorkerInfo
+from horovod_tune.messages import RankInfo, WorkerInfo
 from horovod_tune.spec.tpu_types import shape_of
 from horovod_tune.spec.trial_spec import make_spec
 from horovod_tune.xla import slices, topology, xla_launcher
-from horovod_tune.xla.runtime import Ordinals
 from horovod_tune.xla.slices import TpuHost
 
 
@@ -181,16 +180,16 @@ def test_hosts_of_two_slices_or_half_a_slice_are_no_world() -> None:
 
 
 def test_processes_that_are_no_world_are_refused() -> None:
-    twice = [[Ordinals(0, 2, 0, 1)], [Ordinals(0, 2, 0, 1)]]
+    twice = [[RankInfo(0, 2, 0, 1, 0, 1)], [RankInfo(0, 2, 0, 1, 0, 1)]]
     with pytest.raises(StartFailed, match=r"ordinals \[0, 0\], expected 0 to 1"):
         topology.assignments_of(twice, num_slots=None)
     with pytest.raises(StartFailed, match=r"for each of 2 chip\(s\) on each host, but torch_xla started 1"):
-        topology.assignments_of([[Ordinals(0, 1, 0, 1)]], num_slots=2)
+        topology.assignments_of([[RankInfo(0, 1, 0, 1, 0, 1)]], num_slots=2)
 
 
 def test_a_chip_of_v2_or_v3_is_two_ranks() -> None:
     # torch_xla 2.9, tpu.num_logical_cores_per_chip: 2 up to version 3, each a device of its chip's process.
-    ranks = [[Ordinals(i, 4, i, 4) for i in range(4)]]
+    ranks = [[RankInfo(i, 4, i, 4, 0, 1) for i in range(4)]]
     (assignment,) = topology.assignments_of(ranks, num_slots=2)
     assert [(each.rank, each.local_rank) for each in assignment.rank_infos] == [(i, i) for i in range(4)]
     with pytest.raises(StartFailed, match=r"for each of 1 chip\(s\) on each host, but torch_xla started 4"):

@@ -1,8 +1,5 @@
 """The worker of a TPU trial: one actor per host, which reserves the chips in Ray. Ranks are its subprocesses.
 
-The actor never touches the device itself. Its methods are called only by the coordinator's worker group and
-by `xla_launcher.XlaLauncher`.
-
 Step 2 of 5 of a report's path: `xla/rank.py` sends it here, and `poll()` hands it to the
 coordinator (`coordinator/worker_group.py`).
 """
@@ -50,7 +47,10 @@ STACKS_TIMEOUT_S = 5.0
 
 
 class HostActor:
-    """The ranks of one host; implements `coordinator.backend_protocol.WorkerActor`."""
+    """The ranks of one host; implements `coordinator.backend_protocol.WorkerActor`.
+
+    Only `launch` is called by `XlaLauncher`. The actor never touches the device itself.
+    """
 
     def __init__(self, runtime_path: str, timeout_s: float, stall_timeout_s: float) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -61,11 +61,10 @@ class HostActor:
         # Held while the ranks' output moves to the outbox: several threads may do this.
         self._sending = threading.Lock()
         self._inactivity = Inactivity(stall_timeout_s)
-        self._listened_s = 0.0
         # The objects of `with_parameters`, in an anonymous file in memory that all ranks map. It is freed
         # when neither this process nor a rank uses it.
         self._parameters: tuple[Any, int] | None = None
-        # The folder in which all ranks share copies of checkpoints.
+        # Where all ranks share copies of checkpoints.
         self._copies = str(HostCopies().folder)
         self._supervisor = Supervisor(
             runtime_path,
@@ -106,9 +105,8 @@ class HostActor:
             rank.info = infos[rank.info.rank]
 
     def begin(self, request: TrialRequest) -> None:
-        """Start a trial's training function on every rank; return without waiting."""
         self._outbox = Outbox()
-        self._restart_inactivity()
+        self._inactivity.restart()
         # Ray's, so that objects keep their classes: a config may hold objects of the script's own classes.
         function, parameters = ray.get(request.function), self._share(request.parameters)
         packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
@@ -137,19 +135,20 @@ class HostActor:
         return f"/proc/{os.getpid()}/fd/{self._parameters[1]}"
 
     def poll(self, wait_s: float) -> list[Message]:
-        """Return the ranks' messages, after ``wait_s`` at the latest; an empty list is a heartbeat."""
+        silent = f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
         for rank in self._running():
             if rank.is_unresponsive(self._timeout_s):
-                text = f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
-                self._fail(rank, FailureKind.UNRESPONSIVE, text)
+                self._fail(rank, FailureKind.UNRESPONSIVE, silent)
         began = time.monotonic()
         messages = self._outbox.take(min(wait_s, self._stall_timeout_s / 3))
         if not messages:
             self._send_output()
-        self._listened_s += time.monotonic() - began
-        if any(not isinstance(message, LogChunk) for message in messages):
-            self._restart_inactivity()
-        elif self._running() and self._listened_s >= min(CHECK_INTERVAL_S, self._stall_timeout_s / 6):
+        self._inactivity.listened_s += time.monotonic() - began
+        if any(rank.is_fetching for rank in self._ranks) or not all(
+            isinstance(message, LogChunk) for message in messages
+        ):
+            self._inactivity.restart()
+        elif self._inactivity.listened_s >= min(CHECK_INTERVAL_S, self._stall_timeout_s / 6):
             self._check_hang()
         return messages
 
@@ -166,30 +165,21 @@ class HostActor:
                     sys.stdout.flush()
                     self._outbox.put(LogChunk(rank.info.rank, text))
 
-    def _restart_inactivity(self) -> None:
-        self._listened_s = 0.0
-        self._inactivity.restart()
-
     def _check_hang(self) -> None:
-        if any(rank.is_fetching for rank in self._ranks):
-            self._restart_inactivity()
-            return
-        listened_s, self._listened_s = self._listened_s, 0.0
-        if not self._inactivity.update(listened_s, self._supervisor.activity()):
+        running = self._running()
+        if not running or not self._inactivity.update(self._supervisor.activity()):
             return
         self._inactivity.restart()
-        running = self._running()
         replies = self._supervisor.ask(running, "dump_stack", "stack", STACKS_TIMEOUT_S)
         stacks = {rank.info.rank: replies.get(rank.info.rank, {}).get("stack") for rank in running}
         found = explain(stacks, self._stall_timeout_s)
-        if found is None or running != self._running():
-            return
-        ordinal, text = found
-        rank = next(each for each in running if each.info.rank == ordinal)
-        self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
+        if found is not None and running == self._running():
+            number, text = found
+            rank = next(each for each in running if each.info.rank == number)
+            self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
 
     def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
-        self._restart_inactivity()
+        self._inactivity.restart()
         for rank in self._ranks:
             rank.send("acknowledge", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))
 
@@ -203,9 +193,8 @@ class HostActor:
     def end_process(self) -> None:
         """Do nothing: exit handlers of the TPU runtime may wait for other hosts."""
 
-    def dump_commit(self) -> bytes | None:
-        """Return None: ranks of a TPU trial cannot commit."""
-        return None
+    def dump_commit(self) -> None:
+        """Do nothing: ranks of a TPU trial cannot commit."""
 
     def reply_now(self) -> None:
         self._send_output()
@@ -213,15 +202,12 @@ class HostActor:
             self._outbox.put(LogChunk(rank.info.rank, b""))
 
     def reset(self, join_s: float) -> list[str]:
-        """Reset every rank's process; return what keeps the next trial from using them."""
         answers = self._supervisor.ask(self._ranks, "reset", "reset_done", join_s + RESET_S, join_s=join_s)
         problems = []
         for rank in self._ranks:
-            if rank.info.rank in answers:
-                problems += [f"rank {rank.info.rank}: {each}" for each in answers[rank.info.rank]["problems"]]
-            else:
-                why = f": {rank.loss[1]}" if rank.loss else " did not reset its process in time"
-                problems.append(f"rank {rank.info.rank}{why}")
+            number, late = rank.info.rank, rank.loss[1] if rank.loss else "did not reset its process in time"
+            found = answers[number]["problems"] if number in answers else [late]
+            problems += [f"rank {number}: {each}" for each in found]
         return problems
 
     # The methods below run in the thread that receives a rank's messages.

@@ -15,8 +15,8 @@ from horovod_tune.session import session
 # How often the activity is compared; more often if the limit is short. A rank that computes for one second
 # every few minutes still counts as active.
 CHECK_INTERVAL_S = 60.0
-# The share of one CPU that all ranks of a host together may use and still count as inactive, and CPU time that
-# does not count either: heartbeats take some, and the kernel counts in units of 0.01 s.
+# The share of one CPU, and the CPU time, that all ranks of a host together may use and still be inactive:
+# heartbeats take some, and the kernel counts in units of 0.01 s.
 BUSY_SHARE = 0.01
 LEAST_CPU_S = 0.1
 

@@ -11,26 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_tune.messages import FailureKind, WorkerInfo
+import torch.distributed as dist
+
+from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
 from horovod_tune.xla.host_actor import HostActor
-from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
-from horovod_tune.xla.torch_xla_runtime import lost_peer
+from horovod_tune.xla.topology import LaunchPlan
 from horovod_tune.xla.xla_launcher import XlaLauncher
 
 HERE = str(Path(__file__).parent)
 
 
 class PlainProcesses:
-    """A runtime whose ranks are processes for torch.distributed.
+    """A runtime, in place of `TorchXla`, whose ranks are processes for torch.distributed.
 
     The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun.
     """
 
-    def load(self) -> None:
-        import torch  # noqa: F401
-
     def launch(
-        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+        self,
+        serve: Callable[..., None],
+        plan: LaunchPlan,
+        arguments: tuple[Any, ...],
+        abort: Callable[[], NoReturn],
     ) -> None:
         # The same pool as torch_xla's, so that processes start, fail and end in the same way.
         with concurrent.futures.ProcessPoolExecutor(
@@ -43,15 +45,16 @@ class PlainProcesses:
     def open_cache(self) -> None:
         """There is nothing to compile."""
 
-    def ordinals(self) -> Ordinals:
+    def rank_info(self) -> RankInfo:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return Ordinals(*(int(os.environ[name]) for name in names))
+        return RankInfo(*(int(os.environ[name]) for name in names), cross_rank=0, cross_size=1)
 
     def enter_thread(self) -> Callable[[], None]:
         return lambda: None
 
     def describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
-        return FailureKind.DISCONNECTED if lost_peer(error) else FailureKind.RAISED, ""
+        has_lost_peer = isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+        return FailureKind.DISCONNECTED if has_lost_peer else FailureKind.RAISED, ""
 
     def operations(self) -> int:
         """There is no device."""
@@ -64,7 +67,7 @@ class PlainProcesses:
         return []
 
 
-def _serve(serve: Serve, environment: Mapping[str, str], arguments: tuple[Any, ...]) -> None:
+def _serve(serve: Callable[..., None], environment: Mapping[str, str], arguments: tuple[Any, ...]) -> None:
     os.environ.update(environment)
     serve(int(environment["RANK"]), *arguments)
 

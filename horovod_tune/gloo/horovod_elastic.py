@@ -1,11 +1,11 @@
 """Horovod's elastic API in this rank: connects `hvd.elastic.run` and its states to the trial's coordinator.
 
 Stock Horovod queries a driver through its elastic rendezvous handler and listens for notifications, and both
-unpickle unauthenticated input (CVE-2024-10190). Neither ever starts here: the notification manager and the
-reset of `hvd.elastic` are replaced as soon as Horovod is loaded, in trials of a fixed size too.
+unpickle unauthenticated input (CVE-2024-10190). Neither ever starts here: the notification manager and
+`run_fn` of `hvd.elastic` are replaced as soon as Horovod is loaded, in trials of a fixed size too.
 
-Checked against Horovod 0.28.1: `horovod.common.elastic.notification_manager`, `horovod.torch.elastic._reset`,
-`horovod.common.elastic.run_fn`, `horovod.torch.elastic.state.*StateHandler.sync`.
+Checked against Horovod 0.28.1: `horovod.common.elastic.notification_manager` and `run_fn`,
+`horovod.torch.elastic.state.*StateHandler.sync`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from ray import cloudpickle
 
 from horovod_tune.errors import NotElastic
+from horovod_tune.ray_compat.compatibility import wrap
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 # Maximum bytes of one broadcast: some of Horovod's sizes have 32 bits.
 PIECE_BYTES = 1 << 28
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
-# The attributes in which these handlers keep the last commit.
+# The attributes in which they keep the last commit.
 _SAVED = ("_saved_model_state", "_saved_optimizer_state", "_saved_sampler_state")
 
 
@@ -57,15 +58,12 @@ class Notifications(States):
 
     @property
     def exist(self) -> bool:
-        """True if `hvd.elastic.run` has a state, which it saves before it calls the function."""
-        return bool(self._listeners)
+        return bool(self._listeners)  # `hvd.elastic.run` saves a state before it calls the function
 
     def dump(self) -> Any:
-        """Return the state's last commit; None if there is no state."""
         return _dump(self._listeners[-1]) if self._listeners else None
 
     def load_later(self, dumped: Any) -> None:
-        """Make the next state begin with what `dump` returned before the trial was restarted."""
         self._dumped = dumped
 
     def offer_change(self) -> None:
@@ -103,57 +101,46 @@ def install() -> None:
     import horovod.torch.elastic.state as states
 
     horovod.common.elastic.notification_manager = notifications
-    horovod.torch.elastic._reset = reset
-    horovod.torch.elastic.run_fn = reporting(horovod.torch.elastic.run_fn)
+    wrap(horovod.torch.elastic, "run_fn")(run_and_report)
     for name in _HANDLERS:
-        handler = getattr(states, name)
-        handler.sync = _saved_after(handler.sync)
+        wrap(getattr(states, name), "sync")(_sync_and_save)
 
 
-def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap a handler's ``sync``, so that its `restore` returns to what was synchronised.
+def _sync_and_save(sync: Callable[[Any], None], handler: Any) -> None:
+    """Make a handler's `restore` return to what was synchronised.
 
     Horovod's handlers broadcast rank 0's state, but keep each rank's own as its last commit: a rank that
     joined, and becomes rank 0 after the next loss, would continue with its initial weights.
     """
-
-    @functools.wraps(sync)
-    def synchronise(handler: Any) -> None:
-        sync(handler)
-        handler.save()
-
-    return synchronise
+    sync(handler)
+    handler.save()
 
 
-def reporting(run_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Horovod's ``run_fn``: the coordinator learns with which error a function left its world."""
+def run_and_report(run_fn: Callable[..., Any], function: Callable[..., Any], _: Any) -> Any:
+    """Call Horovod's ``run_fn``; the coordinator learns with which error ``function`` left its world."""
+    from horovod.common.exceptions import HostsUpdatedInterrupt
 
-    def run_it(function: Callable[..., Any], _: Any) -> Any:
-        from horovod.common.exceptions import HostsUpdatedInterrupt
+    left_with = "", ""
 
-        left_with = "", ""
+    @functools.wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left_with
+        try:
+            return function(*args, **kwargs)
+        except HostsUpdatedInterrupt:  # it was asked to leave
+            raise
+        except Exception as error:
+            live = session.current()
+            if live is not None:
+                left_with = live.reason_of_leaving(error) or left_with
+            raise
 
-        @functools.wraps(function)
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left_with
-            try:
-                return function(*args, **kwargs)
-            except HostsUpdatedInterrupt:  # it was asked to leave
-                raise
-            except Exception as error:
-                live = session.current()
-                if live is not None:
-                    left_with = live.reason_of_leaving(error) or left_with
-                raise
+    def leave() -> None:
+        nonlocal left_with
+        reason, left_with = left_with, ("", "")  # a state that cannot be synchronised has another
+        reset(*reason)
 
-        def leave() -> None:
-            nonlocal left_with
-            reason, left_with = left_with, ("", "")  # a state that cannot be synchronised has another
-            reset(*reason)
-
-        return run_fn(recorded, leave)
-
-    return run_it
+    return run_fn(recorded, leave)
 
 
 def reset(text: str = "", stalled: str = "") -> None:

@@ -26,6 +26,7 @@ from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.rank.reset.environment import horovod_settings
+from horovod_tune.ray_compat.compatibility import wrap
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _RANK_METHODS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
@@ -50,21 +51,19 @@ class HorovodWorld(RankBackend):
         # The settings of this process's first world; None before it.
         self._settings: set[tuple[str, str]] | None = None
         self._sockets = SocketRecorder()
-        self._lock = threading.Lock()
         self._shutdown_lock = threading.Lock()
 
     def load(self) -> None:
         """Import torch and Horovod, which takes a second, and wrap what would reveal a kept world."""
-        with self._lock:
-            if self._basics is not None:
-                return
-            from horovod.common.basics import HorovodBasics
+        if self._basics is not None:
+            return
+        from horovod.common.basics import HorovodBasics
 
-            self._guard(HorovodBasics)  # before horovod.torch is imported, which binds the methods
-            import horovod.torch as hvd
+        self._guard(HorovodBasics)  # before horovod.torch is imported, which binds the methods
+        import horovod.torch as hvd
 
-            horovod_elastic.install()
-            self._basics = hvd.is_initialized.__self__
+        horovod_elastic.install()
+        self._basics = hvd.is_initialized.__self__
 
     def enter(self, rank_info: RankInfo, name: str) -> None:
         """Do nothing: the training function's ``hvd.init()`` creates the world."""
@@ -73,48 +72,38 @@ class HorovodWorld(RankBackend):
         """Do nothing: Horovod's stall inspector names a rank that has returned while others wait."""
 
     def _guard(self, basics_class: Any) -> None:
-        real_init, real_shutdown = basics_class.init, basics_class.shutdown
-        real_initialized = basics_class.is_initialized
-        world = self
-
-        @functools.wraps(real_init)
-        def init(basics: Any, comm: Any = None, process_sets: Any = None) -> Any:
-            world._init_was_called = True
-            world._check_settings()
-            if world._hides(basics):
-                world._kept = False
-                fits = comm is None and not process_sets
-                if world._all_agree(fits):
-                    world._cache_ranks(basics)
-                    return None
-                world._shut_down()  # the kept world is not the requested one
-            world._has_process_sets = bool(process_sets)
-            world._reset_collective_count()
-            world._sockets.forget()
-            with world._sockets.forming(), world._sockets.recording():
-                try:
-                    real_init(basics, comm, process_sets)
-                    world._cache_ranks(basics)
-                except Exception:
-                    # Until it is shut down, Horovod remembers the failure and does not try again.
-                    real_shutdown(basics)
-                    raise
-
-        @functools.wraps(real_initialized)
-        def is_initialized(basics: Any) -> bool:
-            return not world._hides(basics) and real_initialized(basics)
-
-        @functools.wraps(real_shutdown)
-        def shutdown(basics: Any) -> None:
-            if not world._hides(basics):
-                world._forget()
-                world._shut_down()
-
-        basics_class.init, basics_class.is_initialized = init, is_initialized
-        basics_class.shutdown = shutdown
-        self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
+        self._real_shutdown, self._real_initialized = basics_class.shutdown, basics_class.is_initialized
+        wrap(basics_class, "init")(self._init)
+        wrap(basics_class, "is_initialized")(lambda real, basics: not self._hides(basics) and real(basics))
+        wrap(basics_class, "shutdown")(self._shutdown)
         for name in _RANK_METHODS + _PROCESS_SET_METHODS:
-            setattr(basics_class, name, self._guarded_getter(name, getattr(basics_class, name)))
+            wrap(basics_class, name)(functools.partial(self._get, name))
+
+    def _init(self, real: Any, basics: Any, comm: Any = None, process_sets: Any = None) -> None:
+        self._init_was_called = True
+        self._check_settings()
+        if self._hides(basics):
+            self._kept = False
+            if self._all_agree(comm is None and not process_sets):
+                self._cache_ranks(basics)
+                return
+            self._shut_down()  # the kept world is not the requested one
+        self._has_process_sets = bool(process_sets)
+        self._reset_collective_count()
+        self._sockets.forget()
+        with self._sockets.forming(), self._sockets.recording():
+            try:
+                real(basics, comm, process_sets)
+                self._cache_ranks(basics)
+            except Exception:
+                # Until it is shut down, Horovod remembers the failure and does not try again.
+                self._real_shutdown(basics)
+                raise
+
+    def _shutdown(self, real: Any, basics: Any) -> None:
+        if not self._hides(basics):
+            self._forget()
+            self._shut_down()
 
     def _check_settings(self) -> None:
         """Raise ValueError if settings differ from the first world's: Horovod would mix the two and crash."""
@@ -138,26 +127,21 @@ class HorovodWorld(RankBackend):
                 "Horovod initialization failed: the world was shut down as soon as it had formed"
             ) from None
 
-    def _guarded_getter(self, name: str, real: Any) -> Any:
-        """Return a replacement for the method ``name`` that returns the cached value in an aborted world.
+    def _get(self, name: str, real: Any, basics: Any, *arguments: Any) -> Any:
+        """Return what the method ``name`` returns, or in an aborted world what it returned before.
 
         There, Horovod's `broadcast_object` and the restore of an `ElasticSampler` still read rank and size;
         the next collective raises `HorovodInternalError`.
         """
-
-        @functools.wraps(real)
-        def getter(basics: Any, *arguments: Any) -> Any:
-            if self._hides(basics):
-                raise ValueError(_CLOSED_MESSAGE)
-            try:
-                return real(basics, *arguments)
-            except ValueError:
-                known = (name, *arguments)
-                if self.is_up or known not in self._cached:
-                    raise
-                return self._cached[known]
-
-        return getter
+        if self._hides(basics):
+            raise ValueError(_CLOSED_MESSAGE)
+        try:
+            return real(basics, *arguments)
+        except ValueError:
+            known = (name, *arguments)
+            if self.is_up or known not in self._cached:
+                raise
+            return self._cached[known]
 
     def _hides(self, basics: Any) -> bool:
         return self._kept and basics is self._basics
@@ -175,10 +159,8 @@ class HorovodWorld(RankBackend):
 
     @property
     def _has_only_the_global_set(self) -> bool:
-        """True if every collective of the latest world involves all of its ranks.
-
-        Horovod adds process sets after `hvd.init()` only if an environment variable allows it.
-        """
+        """True if every collective of the latest world involves all of its ranks."""
+        # Horovod adds process sets after `hvd.init()` only if this variable allows it.
         allowed = dict(self._settings or ()).get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
         return not self._has_process_sets and allowed == "0"
 

@@ -10,17 +10,15 @@ number in a group's name.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import operator
 import sys
 import threading
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from horovod_tune.actors.sockets import SocketRecorder
-from horovod_tune.ray_compat.compatibility import Patch
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 from horovod_tune.session.session import WorldBroken
 from horovod_tune.torch_dist.world_store import WorldStore, wait_for_all
 
@@ -84,35 +82,27 @@ class ProcessGroups:
         import torch.distributed as dist
 
         self.dist, self._real_init, c10d = dist, dist.init_process_group, dist.distributed_c10d
-        signature = inspect.signature(self._real_init)
-
-        @functools.wraps(self._real_init)
-        def init_process_group(*args: Any, **kwargs: Any) -> None:
-            self._handle_init(signature.bind(*args, **kwargs).arguments, signature.parameters)
-
+        wrap(dist, "init_process_group")(self._init_process_group)
         device_mesh: Any = sys.modules.get("torch.distributed.device_mesh", dist)
-        dist.init_process_group = c10d.init_process_group = init_process_group
-        device_mesh.init_process_group = init_process_group
+        c10d.init_process_group = device_mesh.init_process_group = dist.init_process_group
         if GROUPS.fits:
             c10d._get_default_timeout = lambda backend: self._latest_timeout
-            c10d._new_process_group_helper = self._recorded(c10d._new_process_group_helper)
+            wrap(c10d, "_new_process_group_helper")(self._new_group)
 
-    def _recorded(self, real: Any) -> Any:
-        @functools.wraps(real)
-        def new_group(*args: Any, **kwargs: Any) -> Any:
-            # The store's sockets are left out: other ranks may still use the store when this one has ended.
-            with self.sockets.recording(except_port=self.store.port if self.store else None):
-                made = real(*args, **kwargs)
-            if isinstance(made, tuple):  # this rank is a member of the group
-                self._made.append(made[0])
-            return made
+    def _new_group(self, real: Any, *args: Any, **kwargs: Any) -> Any:
+        # The store's sockets are left out: other ranks may still use the store when this one has ended.
+        with self.sockets.recording(except_port=self.store.port if self.store else None):
+            made = real(*args, **kwargs)
+        if isinstance(made, tuple):  # this rank is a member of the group
+            self._made.append(made[0])
+        return made
 
-        return new_group
-
-    def _handle_init(self, requested: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-        """Handle the training function's ``init_process_group(**requested)``."""
-        defaults = {name: (each.default, "env://") for name, each in parameters.items()}
-        requested = {name: value for name, value in requested.items() if value not in defaults[name]}
+    def _init_process_group(self, real: Any, *args: Any, **kwargs: Any) -> None:
+        """Handle the training function's ``init_process_group(*args, **kwargs)``."""
+        signature = inspect.signature(real)
+        defaults = {name: (each.default, "env://") for name, each in signature.parameters.items()}
+        given = signature.bind(*args, **kwargs).arguments
+        requested = {name: value for name, value in given.items() if value not in defaults[name]}
         store = self.store if requested.keys().isdisjoint({"init_method", "store"}) else None
         self._latest_timeout = requested.get("timeout", self._timeout)
         is_unclaimed = self._is_default_group_unclaimed and self.dist.is_initialized()

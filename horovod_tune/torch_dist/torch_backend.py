@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
+from horovod_tune.actors.actor_launcher import ActorLauncher
 from horovod_tune.actors.rank_backend import PlacedRank, WorldRendezvous
 from horovod_tune.errors import BackendMissing, StartFailed
-
-if TYPE_CHECKING:
-    from horovod_tune.actors.actor_launcher import ActorLauncher
-    from horovod_tune.spec.trial_spec import TrialSpec
+from horovod_tune.spec.trial_spec import TrialSpec
+from horovod_tune.torch_dist.torch_world import TorchWorld
 
 
 def require_installed() -> None:
@@ -25,17 +24,10 @@ def require_installed() -> None:
 
 def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLauncher:
     """Return the launcher of a trial with torch.distributed."""
-    from horovod_tune.actors.actor_launcher import ActorLauncher
-    from horovod_tune.torch_dist.torch_world import TorchWorld
-
+    make_backend = functools.partial(TorchWorld, spec.stall_timeout_s, spec.connect_timeout_s, spec.use_gpu)
+    rendezvous = StoreRendezvous(spec.timeout_s)
     return ActorLauncher(
-        spec,
-        placement_group,
-        node_id=node_id,
-        make_backend=functools.partial(
-            TorchWorld, spec.stall_timeout_s, spec.connect_timeout_s, spec.use_gpu
-        ),
-        rendezvous=StoreRendezvous(spec.timeout_s),
+        spec, placement_group, node_id=node_id, make_backend=make_backend, rendezvous=rendezvous
     )
 
 

@@ -1,14 +1,15 @@
 """Runs in each rank: the worlds of torch.distributed, and which ranks caused a failure.
 
-Checked against torch 2.13: the texts of Gloo's and TCPStore's errors.
+Checked against torch 2.13: the texts of Gloo's and TCPStore's errors; against torch 2.11 and NCCL 2.28:
+`get_error` of ProcessGroupNCCL.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -20,7 +21,6 @@ from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 from horovod_tune.session.session import Session, WorldBroken
-from horovod_tune.torch_dist import nccl_watch
 from horovod_tune.torch_dist.process_groups import GROUPS, ProcessGroups
 from horovod_tune.torch_dist.world_store import WorldStore
 
@@ -39,6 +39,15 @@ _TIMEOUT_TEXTS = (
 )
 # The functions of torch that wait for one other rank; the last is of its pipelines.
 _POINT_TO_POINT = {"send", "recv", "_wait_batch_p2p"}
+NCCL_ENVIRONMENT = {
+    # torch's watchdog records errors, and does not kill the process.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # Nor does it wait a minute for other ranks' dumps before a group can be destroyed.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+NCCL_POLL_INTERVAL_S = 0.2
+NCCL_JOIN_TIMEOUT_S = 30.0
 
 
 class TorchCollectives:
@@ -94,7 +103,7 @@ class TorchWorld(RankBackend):
         backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
         self._groups = ProcessGroups(backend, self._timeout, self._connect_timeout)
         self.collectives, self.states = TorchCollectives(self._groups, use_gpu), States()
-        self._watch: nccl_watch.NcclWatch | None = None
+        self._watch: threading.Thread | None = None
         # True if a collective of NCCL has timed out on this rank.
         self._has_timed_out = False
 
@@ -105,7 +114,7 @@ class TorchWorld(RankBackend):
         nccl = getattr(self._groups.dist.distributed_c10d, "ProcessGroupNCCL", None)
         self._is_watched = self._use_gpu and hasattr(nccl, "get_error")
         if self._is_watched:
-            for name, value in nccl_watch.ENVIRONMENT.items():
+            for name, value in NCCL_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
 
     def serve_store(self, host: str) -> int:
@@ -149,13 +158,25 @@ class TorchWorld(RankBackend):
         if self._is_watched:
             live = session.current()
             assert live is not None, "a world is entered by the thread that trains in it"
-            fail = functools.partial(self._handle_failure_on_gpu, live, store)
-            self._watch = nccl_watch.NcclWatch(self._groups.all, fail)
+            self._watch_over = threading.Event()
+            arguments = live, store, self._watch_over
+            self._watch = threading.Thread(target=self._watch_nccl, args=arguments, daemon=True)
+            self._watch.start()
 
-    def _handle_failure_on_gpu(self, live: Session, store: WorldStore, has_timed_out: bool) -> None:
-        """Break the world: a collective in it cannot complete."""
-        self._has_timed_out = has_timed_out
-        if has_timed_out:
+    def _watch_nccl(self, live: Session, store: WorldStore, is_over: threading.Event) -> None:
+        """Break the world as soon as a collective of NCCL cannot complete.
+
+        If another rank dies or never enters a collective, this rank would wait for its GPU until torch's
+        watchdog kills the process. The abort ends the wait without an error: the function continues with
+        invalid data up to its next collective, report or commit, which raises.
+        """
+        errors: list[str] = []
+        while not errors:
+            if is_over.wait(NCCL_POLL_INTERVAL_S):
+                return
+            errors = [each for each in map(_nccl_error, self._groups.all()) if each not in ("", "SUCCESS")]
+        self._has_timed_out = errors[0] == "TIMEOUT"
+        if self._has_timed_out:
             store.publish("timed out")
         # Before the abort, which lets the function continue: `report` must already fail.
         live.break_world(was_unnoticed=True)
@@ -168,7 +189,8 @@ class TorchWorld(RankBackend):
         if has_returned:
             store.publish("returned")
         if self._watch is not None:
-            self._watch.stop()
+            self._watch_over.set()
+            self._watch.join(NCCL_JOIN_TIMEOUT_S)
             self._watch = None
         if self._use_gpu and not has_returned:
             # Otherwise, destroying an NCCL group may wait for collectives that a lost rank never enters.
@@ -226,6 +248,14 @@ class TorchWorld(RankBackend):
         marks = _GLOO_ERRORS + _STORE_ERRORS * from_store
         is_plain = isinstance(error, RuntimeError) and any(text in str(error) for text in marks)
         return is_plain or isinstance(error, self._groups.dist.DistError)
+
+
+def _nccl_error(group: Any) -> str:
+    """Return the name of the error that torch's watchdog has recorded; "" for a group without NCCL."""
+    try:
+        return str(group._get_backend(sys.modules["torch"].device("cuda")).get_error().name)
+    except (RuntimeError, AttributeError):
+        return ""
 
 
 def _calls(error: BaseException) -> list[tuple[str, str]]:

@@ -31,12 +31,6 @@ def directory_of(
 
     Raises:
         ValueError: the variable is neither an absolute path nor `off`.
-
-    >>> chip = {"host": "h", "chip": "2", "version": "2.9.0"}
-    >>> directory_of({"HOME": "/home/u"}, device="TPU", **chip)
-    PosixPath('/home/u/.cache/horovod_tune/xla/2.9.0/h/chip-2')
-    >>> directory_of({"HOME": "/home/u", "HOROVOD_TUNE_XLA_CACHE": "off"}, device="TPU", **chip)
-    >>> directory_of({"HOME": "/home/u"}, device="CPU", **chip)
     """
     if environ.get("XLA_PERSISTENT_CACHE_PATH"):
         return None

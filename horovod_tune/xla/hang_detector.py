@@ -15,9 +15,9 @@ from horovod_tune.session import session
 # How often the activity is compared; more often if the limit is short. A rank that computes for one second
 # every few minutes still counts as active.
 CHECK_INTERVAL_S = 60.0
-# The share of one CPU that all ranks of a host together may use and still count as inactive.
+# The share of one CPU, and the CPU time, that all ranks of a host together may use and still be inactive:
+# heartbeats take some, and the kernel counts in units of 0.01 s.
 BUSY_SHARE = 0.01
-# CPU time that does not count as activity: heartbeats take some, and the kernel counts in units of 0.01 s.
 LEAST_CPU_S = 0.1
 
 
@@ -32,43 +32,34 @@ class Activity(NamedTuple):
 
 
 class Inactivity:
-    """Measures for how long the ranks of a host have done nothing.
-
-    >>> ranks = Inactivity(limit_s=30)
-    >>> [ranks.update(10, Activity(operations=5, cpu_s=0.01 * i)) for i in range(5)]
-    [False, False, False, True, True]
-    >>> ranks.update(10, Activity(operations=6, cpu_s=0.05))
-    False
-    """
+    """Measures for how long the ranks of a host have done nothing."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        # Seconds that the coordinator has listened since the last update. It does not listen while Tune
+        # handles a report: ranks that wait for Tune do not hang.
+        self.listened_s = 0.0
         self._before: Activity | None = None
         self._inactive_s = 0.0
 
     def restart(self) -> None:
         """Start counting again: a rank has sent something, or Tune has answered a report."""
-        self._before = None
+        self._before, self.listened_s = None, 0.0
 
-    def update(self, listened_s: float, work: Activity) -> bool:
-        """Record the activity so far; return True if the ranks have been inactive for the whole limit.
-
-        Args:
-            listened_s: seconds that the coordinator has listened since the last call. It does not listen
-                while Tune handles a report: ranks that wait for Tune do not hang.
-        """
+    def update(self, work: Activity) -> bool:
+        """Record the activity so far; return True if the ranks have been inactive for the whole limit."""
         before, self._before = self._before, work  # another thread may call `restart`
-        if before is None or _was_active(before, work, listened_s):
+        listened_s, self.listened_s = self.listened_s, 0.0
+        # A decrease is activity too: a child process of a rank has ended.
+        if (
+            before is None
+            or abs(work.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
+            or work.operations != before.operations
+        ):
             self._inactive_s = 0.0
             return False
         self._inactive_s += listened_s
         return self._inactive_s >= self._limit_s
-
-
-def _was_active(before: Activity, now: Activity, listened_s: float) -> bool:
-    # A decrease is activity too: a child process of a rank has ended.
-    has_computed = abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
-    return has_computed or now.operations != before.operations
 
 
 def waits_in_report(stack: str) -> bool:
@@ -103,10 +94,7 @@ def explain(stacks: Mapping[int, str | None], limit_s: float) -> tuple[int, str]
     nothing = "no report, no torch_xla operation, no computation."
     lines = [f"nothing happened for stall_timeout_s={limit_s:g} s: {nothing}"]
     for at in ordered:
-        ranks = groups[at]
-        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        if at is None:
-            lines.append(f"{who} did not send a stack")
-        else:
-            lines += [f"{who} {'are' if len(ranks) > 1 else 'is'} at:", at.rstrip()]
+        noun, verb = ("rank", "is") if len(groups[at]) == 1 else ("ranks", "are")
+        who = f"{noun} {', '.join(map(str, groups[at]))}"
+        lines.append(f"{who} did not send a stack" if at is None else f"{who} {verb} at:\n{at.rstrip()}")
     return groups[ordered[0]][0], "\n".join(lines)

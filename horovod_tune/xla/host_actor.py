@@ -1,8 +1,5 @@
 """The worker of a TPU trial: one actor per host, which reserves the chips in Ray. Ranks are its subprocesses.
 
-The actor never touches the device itself. Its methods are called only by the coordinator's worker group and
-by `xla_launcher.XlaLauncher`.
-
 Step 2 of 5 of a report's path: `xla/rank.py` sends it here, and `poll()` hands it to the
 coordinator (`coordinator/worker_group.py`).
 """
@@ -29,6 +26,7 @@ from horovod_tune.messages import (
     Finished,
     LogChunk,
     Message,
+    RankInfo,
     Report,
     TrialRequest,
     WorkerInfo,
@@ -36,8 +34,8 @@ from horovod_tune.messages import (
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.transfer.host_copies import HostCopies, ask_node
 from horovod_tune.xla.hang_detector import CHECK_INTERVAL_S, Inactivity, explain
-from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
+from horovod_tune.xla.topology import LaunchPlan
 
 METHODS_AT_ONCE = 5
 # How often a rank that receives nothing sends a heartbeat; more often if a timeout is short.
@@ -49,7 +47,10 @@ STACKS_TIMEOUT_S = 5.0
 
 
 class HostActor:
-    """The ranks of one host; implements `coordinator.backend_protocol.WorkerActor`."""
+    """The ranks of one host; implements `coordinator.backend_protocol.WorkerActor`.
+
+    Only `launch` is called by `XlaLauncher`. The actor never touches the device itself.
+    """
 
     def __init__(self, runtime_path: str, timeout_s: float, stall_timeout_s: float) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -60,11 +61,10 @@ class HostActor:
         # Held while the ranks' output moves to the outbox: several threads may do this.
         self._sending = threading.Lock()
         self._inactivity = Inactivity(stall_timeout_s)
-        self._listened_s = 0.0
         # The objects of `with_parameters`, in an anonymous file in memory that all ranks map. It is freed
         # when neither this process nor a rank uses it.
         self._parameters: tuple[Any, int] | None = None
-        # The folder in which all ranks share copies of checkpoints.
+        # Where all ranks share copies of checkpoints.
         self._copies = str(HostCopies().folder)
         self._supervisor = Supervisor(
             runtime_path,
@@ -88,8 +88,8 @@ class HostActor:
             tpu_ids=tuple(str(chip) for chip in chips),
         )
 
-    def launch(self, plan: LaunchPlan) -> tuple[list[Ordinals], list[tuple[int, float]]]:
-        """Start this host's ranks; return their ordinals, and every process below this actor.
+    def launch(self, plan: LaunchPlan) -> tuple[list[RankInfo], list[tuple[int, float]]]:
+        """Start this host's ranks; return their numbers, and every process below this actor.
 
         A process is given as its pid and `process_start`. While the ranks start, `describe` is the heartbeat.
 
@@ -97,23 +97,21 @@ class HostActor:
             RuntimeError: the ranks did not start; the message says why.
         """
         ranks = self._supervisor.launch(plan, self._timeout_s)
-        return [rank.place for rank in ranks], self._supervisor.processes()
+        return [rank.info for rank in ranks], self._supervisor.processes()
 
     def assign(self, assignment: Assignment) -> None:
         infos = {each.rank: each for each in assignment.rank_infos}
         for rank in self._ranks:
-            rank.info = infos[rank.ordinal]
+            rank.info = infos[rank.info.rank]
 
     def begin(self, request: TrialRequest) -> None:
-        """Start a trial's training function on every rank; return without waiting."""
         self._outbox = Outbox()
-        self._restart_inactivity()
+        self._inactivity.restart()
         # Ray's, so that objects keep their classes: a config may hold objects of the script's own classes.
         function, parameters = ray.get(request.function), self._share(request.parameters)
         packed = cloudpickle.dumps(replace(request, function=function, parameters=parameters))
         place = {"node_id": self._node_id, "copies": self._copies}
         for rank in self._ranks:
-            assert rank.info is not None, "assign() comes before begin()"
             rank.drop_output()
             rank.is_running = True
             rank.send("begin", pickled_request=packed, world=list(astuple(rank.info)), **place)
@@ -137,19 +135,20 @@ class HostActor:
         return f"/proc/{os.getpid()}/fd/{self._parameters[1]}"
 
     def poll(self, wait_s: float) -> list[Message]:
-        """Return the ranks' messages, after ``wait_s`` at the latest; an empty list is a heartbeat."""
+        silent = f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
         for rank in self._running():
             if rank.is_unresponsive(self._timeout_s):
-                text = f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
-                self._fail(rank, FailureKind.UNRESPONSIVE, text)
+                self._fail(rank, FailureKind.UNRESPONSIVE, silent)
         began = time.monotonic()
         messages = self._outbox.take(min(wait_s, self._stall_timeout_s / 3))
         if not messages:
             self._send_output()
-        self._listened_s += time.monotonic() - began
-        if any(not isinstance(message, LogChunk) for message in messages):
-            self._restart_inactivity()
-        elif self._running() and self._listened_s >= min(CHECK_INTERVAL_S, self._stall_timeout_s / 6):
+        self._inactivity.listened_s += time.monotonic() - began
+        if any(rank.is_fetching for rank in self._ranks) or not all(
+            isinstance(message, LogChunk) for message in messages
+        ):
+            self._inactivity.restart()
+        elif self._inactivity.listened_s >= min(CHECK_INTERVAL_S, self._stall_timeout_s / 6):
             self._check_hang()
         return messages
 
@@ -162,34 +161,25 @@ class HostActor:
                 for text in rank.new_output():
                     # One write per block, which Ray forwards to the driver.
                     lines = text.decode("utf-8", "replace").splitlines()
-                    sys.stdout.write("".join(f"[rank {rank.ordinal}] {line}\n" for line in lines))
+                    sys.stdout.write("".join(f"[rank {rank.info.rank}] {line}\n" for line in lines))
                     sys.stdout.flush()
-                    self._outbox.put(LogChunk(rank.ordinal, text))
-
-    def _restart_inactivity(self) -> None:
-        self._listened_s = 0.0
-        self._inactivity.restart()
+                    self._outbox.put(LogChunk(rank.info.rank, text))
 
     def _check_hang(self) -> None:
-        if any(rank.is_fetching for rank in self._ranks):
-            self._restart_inactivity()
-            return
-        listened_s, self._listened_s = self._listened_s, 0.0
-        if not self._inactivity.update(listened_s, self._supervisor.activity()):
+        running = self._running()
+        if not running or not self._inactivity.update(self._supervisor.activity()):
             return
         self._inactivity.restart()
-        running = self._running()
         replies = self._supervisor.ask(running, "dump_stack", "stack", STACKS_TIMEOUT_S)
-        stacks = {rank.ordinal: replies.get(rank.ordinal, {}).get("stack") for rank in running}
+        stacks = {rank.info.rank: replies.get(rank.info.rank, {}).get("stack") for rank in running}
         found = explain(stacks, self._stall_timeout_s)
-        if found is None or running != self._running():
-            return
-        ordinal, text = found
-        rank = next(each for each in running if each.ordinal == ordinal)
-        self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
+        if found is not None and running == self._running():
+            number, text = found
+            rank = next(each for each in running if each.info.rank == number)
+            self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
 
     def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
-        self._restart_inactivity()
+        self._inactivity.restart()
         for rank in self._ranks:
             rank.send("acknowledge", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))
 
@@ -203,25 +193,21 @@ class HostActor:
     def end_process(self) -> None:
         """Do nothing: exit handlers of the TPU runtime may wait for other hosts."""
 
-    def dump_commit(self) -> bytes | None:
-        """Return None: ranks of a TPU trial cannot commit."""
-        return None
+    def dump_commit(self) -> None:
+        """Do nothing: ranks of a TPU trial cannot commit."""
 
     def reply_now(self) -> None:
         self._send_output()
         for rank in self._ranks:
-            self._outbox.put(LogChunk(rank.ordinal, b""))
+            self._outbox.put(LogChunk(rank.info.rank, b""))
 
     def reset(self, join_s: float) -> list[str]:
-        """Reset every rank's process; return what keeps the next trial from using them."""
         answers = self._supervisor.ask(self._ranks, "reset", "reset_done", join_s + RESET_S, join_s=join_s)
         problems = []
         for rank in self._ranks:
-            if rank.ordinal in answers:
-                problems += [f"rank {rank.ordinal}: {each}" for each in answers[rank.ordinal]["problems"]]
-            else:
-                why = f": {rank.loss[1]}" if rank.loss else " did not reset its process in time"
-                problems.append(f"rank {rank.ordinal}{why}")
+            number, late = rank.info.rank, rank.loss[1] if rank.loss else "did not reset its process in time"
+            found = answers[number]["problems"] if number in answers else [late]
+            problems += [f"rank {number}: {each}" for each in found]
         return problems
 
     # The methods below run in the thread that receives a rank's messages.
@@ -229,12 +215,12 @@ class HostActor:
     def _receive(self, rank: RankProcess, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
-                if rank.ordinal != 0:
+                if rank.info.rank != 0:
                     self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 may do")
                     return
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "finished"}:
-                self._end(rank, Finished(rank.ordinal))
+                self._end(rank, Finished(rank.info.rank))
             case {"kind": "failed", "failure_kind": kind, "traceback": text}:
                 self._fail(rank, FailureKind(kind), text)
             case {"kind": "fetch", "path": path, "node_id": node_id, "target": target}:
@@ -249,7 +235,7 @@ class HostActor:
         self._outbox.put(message)
 
     def _fail(self, rank: RankProcess, kind: FailureKind, text: str) -> None:
-        self._end(rank, Failed(rank.ordinal, self._host, kind, text))
+        self._end(rank, Failed(rank.info.rank, self._host, kind, text))
 
     def _lose(self, rank: RankProcess) -> None:
         if rank.is_running and rank.loss:

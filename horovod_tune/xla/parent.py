@@ -7,6 +7,7 @@ actor with Ray's threads cannot.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import multiprocessing.process
 import os
@@ -17,7 +18,7 @@ import warnings
 
 from horovod_tune import ray_compat
 from horovod_tune.xla import rank
-from horovod_tune.xla.runtime import LaunchPlan, load_runtime
+from horovod_tune.xla.topology import LaunchPlan
 
 _MAX_PLAN_BYTES = 1 << 17
 # Variables in which Ray names all chips of an actor. A rank has one chip: torch_xla or `LaunchPlan` names it.
@@ -26,16 +27,23 @@ _started: list[multiprocessing.process.BaseProcess] = []
 
 
 def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float) -> None:
-    """Import, wait for the plan, launch; return when every rank has ended."""
+    """Import, wait for the plan, launch; return when every rank has ended.
+
+    ``runtime_path`` names the ranks' runtime, such as `TorchXla`, as ``module:Class``.
+    """
     rank.die_with_parent(actor_pid)
     own_pid = os.getpid()
     registry = socket.socket(fileno=registry_fd)
     error = ""
     try:
-        runtime = load_runtime(runtime_path)
-        runtime.load()
+        module, _, name = runtime_path.partition(":")
+        runtime_class = getattr(importlib.import_module(module), name)
         ray_compat.prepare_rank_process()
-        plan = _receive_plan(registry)
+        data = registry.recv(_MAX_PLAN_BYTES)
+        if not data:
+            os._exit(0)  # the actor ended before it sent a plan
+        # From the actor that started us, over a socket that only it has.
+        plan: LaunchPlan = pickle.loads(data)
         for name in _SET_BY_RAY:
             os.environ.pop(name, None)
         os.environ.update(plan.environment)
@@ -47,19 +55,12 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
         # Since 3.12 Python warns of forking with threads; the only threads here are idle, left by imports.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
         abort = functools.partial(rank.abort, registry_fd)
-        runtime.launch(rank.serve, plan, (registry_fd, runtime_path, own_pid, heartbeat_s), abort)
+        arguments = (registry_fd, runtime_class, own_pid, heartbeat_s)
+        runtime_class().launch(rank.serve, plan, arguments, abort)
     except Exception:  # any: sent to the host actor, which raises it
         error = traceback.format_exc(limit=-12)
     exits = {process.pid: process.exitcode for process in _started if process.pid is not None}
     registry.send(json.dumps({"kind": "ended", "exits": exits, "error": error[-20000:]}).encode())
-
-
-def _receive_plan(registry: socket.socket) -> LaunchPlan:
-    data = registry.recv(_MAX_PLAN_BYTES)
-    if not data:
-        os._exit(0)  # the actor ended before it sent a plan
-    plan: LaunchPlan = pickle.loads(data)  # from the actor that started us, over a socket that only it has
-    return plan
 
 
 def _remember_started_processes() -> None:

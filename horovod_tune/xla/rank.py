@@ -6,9 +6,11 @@ thread. A rank that compiles for minutes thus still sends heartbeats.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import functools
 import json
 import os
 import pickle
@@ -38,10 +40,10 @@ from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.training import Training
 from horovod_tune.session.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
-from horovod_tune.xla.runtime import Runtime, load_runtime
 
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.baseline import Baseline
+    from horovod_tune.xla.torch_xla_runtime import TorchXla
 
 _PR_SET_PDEATHSIG = 1
 # On TPU v2 and v3, a process has two ranks.
@@ -60,7 +62,9 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)  # the parent had already ended
 
 
-def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartbeat_s: float) -> None:
+def serve(
+    ordinal: int, registry_fd: int, runtime_class: type[TorchXla], parent: int, heartbeat_s: float
+) -> None:
     """Run this rank until its host actor closes the channel. Called in each rank by the runtime."""
     die_with_parent(parent)
     faulthandler.enable()
@@ -68,11 +72,10 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
     if numpy is not None:
         numpy.random.seed(None)  # a fork has its parent's random state
     try:
-        runtime = load_runtime(runtime_path)
+        runtime = runtime_class()
         with _one_at_a_time:
             runtime.open_cache()
-        rank = _Rank(runtime)
-        rank.run(_join(registry_fd, runtime), heartbeat_s)
+        _Rank(runtime, registry_fd).run(heartbeat_s)
     except BaseException:  # any: sent to the host actor, which raises it
         abort(registry_fd)
     # Without exit handlers: the runtime's may wait for other hosts.
@@ -90,15 +93,13 @@ def abort(registry_fd: int) -> NoReturn:
     os._exit(1)
 
 
-def _join(registry_fd: int, runtime: Runtime) -> Channel:
-    """Send the host actor this rank's place, the channel's other end, and the file of its output."""
+def _join(registry_fd: int, rank_info: RankInfo) -> Channel:
+    """Send the host actor this rank's numbers, the channel's other end, and the file of its output."""
     ours, theirs = socket.socketpair()
-    hello = {"kind": "hello", "pid": os.getpid(), "place": astuple(runtime.ordinals())}
-    descriptors = [theirs.fileno(), *_redirect_output()]
-    registry = socket.socket(fileno=os.dup(registry_fd))
-    socket.send_fds(registry, [json.dumps(hello).encode()], descriptors)
-    registry.close()
-    theirs.close()
+    hello = {"kind": "hello", "pid": os.getpid(), "rank_info": astuple(rank_info)}
+    with theirs, socket.socket(fileno=os.dup(registry_fd)) as registry:
+        descriptors = [theirs.fileno(), *_redirect_output()]
+        socket.send_fds(registry, [json.dumps(hello).encode()], descriptors)
     return Channel(ours, HOST_MESSAGES)
 
 
@@ -135,40 +136,35 @@ def _process_baseline() -> Baseline:
 class _Rank:
     """Handles the host actor's messages, in the thread in which the runtime called `serve`."""
 
-    _channel: Channel
-
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: TorchXla, registry_fd: int) -> None:
         self._runtime = runtime
         self._host = socket.gethostname()
-        self._enter_thread = runtime.enter_thread()
         self._training: Training | None = None
-        self._rank = self._run = 0
-        self._node_id, self._copies = "", HostCopies()
+        self._copies = HostCopies()
         self._fetched: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         # With the first thread, the C library installs a signal handler, which the baseline must include.
         first = threading.Thread(target=lambda: None)
         first.start()
         first.join()
         runtime.begin_baseline()
+        self._channel = _join(registry_fd, runtime.rank_info())
 
-    def run(self, channel: Channel, heartbeat_s: float) -> None:
-        self._channel = channel
-        there = True
-        while there:
-            messages, there = self._channel.receive(heartbeat_s)
+    def run(self, heartbeat_s: float) -> None:
+        is_open = True
+        while is_open:
+            messages, is_open = self._channel.receive(heartbeat_s)
             for message in messages:
                 self._handle(message)
-            if there and not messages:
-                try:
+            if is_open and not messages:
+                # If the host actor has closed its end, the next `receive` says so.
+                with contextlib.suppress(OSError):
                     self._channel.send("alive", operations=self._runtime.operations())
-                except OSError:
-                    return
 
     def _handle(self, message: dict[str, Any]) -> None:
         match message:
-            case {"kind": "begin", "pickled_request": request, "world": world, "copies": copies}:
-                self._node_id, self._copies = message["node_id"], HostCopies(Path(copies))
-                self._begin(request, RankInfo(*world))
+            case {"kind": "begin", "pickled_request": request, "world": world, "node_id": node_id}:
+                self._copies = HostCopies(Path(message["copies"]))
+                self._begin(request, RankInfo(*world), node_id)
             case {"kind": "acknowledge", "index": index, "pickled_checkpoint": checkpoint}:
                 if self._training is not None:
                     self._training.session.acknowledge(index, pickle.loads(checkpoint))
@@ -181,10 +177,9 @@ class _Rank:
                 stack = self._training.stack() if self._training is not None else ""
                 self._channel.send("stack", stack=encodable(stack))
             case {"kind": "reset", "join_s": join_s}:
-                problems = self._reset(join_s)
-                self._channel.send("reset_done", problems=[encodable(each) for each in problems])
+                self._channel.send("reset_done", problems=list(map(encodable, self._reset(join_s))))
 
-    def _begin(self, packed: bytes, world: RankInfo) -> None:
+    def _begin(self, packed: bytes, world: RankInfo, node_id: str) -> None:
         baseline = _process_baseline()  # first, since reading the config may import the user's modules
         try:
             # From this host's actor, over a pair of sockets that only it and this process have.
@@ -194,15 +189,15 @@ class _Rank:
             text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")
             self._send(Failed(world.rank, self._host, self._runtime.describe_failure(error)[0], text))
             return
-        self._rank, self._run = world.rank, request.run
-        live = Session(request, world, send=self._send, fetch=self._fetch)
+        fetch = functools.partial(open_checkpoint, node_id=node_id, copies=self._copies, ask=self._ask_node)
+        live = Session(request, world, send=self._send, fetch=fetch)
         live.before_first_report = baseline.environment.check
         self._training = Training(
             live,
             request.function,
             host=self._host,
             send=self._send,
-            prepare=self._enter_thread,
+            prepare=self._runtime.enter_thread(),
             describe_failure=self._runtime.describe_failure,
         )
         self._training.start()
@@ -213,14 +208,12 @@ class _Rank:
             flush_streams()
         match message:
             case Report():
-                self._channel.send("report", run=self._run, **vars(message))
+                assert self._training is not None, "its training function has reported"
+                self._channel.send("report", run=self._training.session.request.run, **vars(message))
             case Finished():
                 self._channel.send("finished")
             case Failed(kind=kind, traceback=text):
                 self._channel.send("failed", failure_kind=kind.value, traceback=text)
-
-    def _fetch(self, place: CheckpointPlace) -> Any:
-        return open_checkpoint(place, self._node_id, self._copies, ask=self._ask_node)
 
     def _ask_node(self, place: CheckpointPlace, target: str | None = None) -> Any:
         """Make the host actor call `host_copies.ask_node`: this process has no connection to Ray."""
@@ -236,7 +229,7 @@ class _Rank:
         assert self._training is not None
         self._training.thread.join(timeout=join_s)
         if self._training.thread.is_alive():
-            return [f"the training function of rank {self._rank} still runs"]
+            return [f"the training function of rank {self._training.session.rank_info.rank} still runs"]
         own_package, self._training = self._training.session.own_package, None
         baseline = _process_baseline()
         with _one_at_a_time:

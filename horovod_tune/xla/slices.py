@@ -21,10 +21,6 @@ from horovod_tune.spec.trial_spec import TrialSpec
 CHIP_COUNTS = (1, 2, 4, 8)
 # An amount of a resource that is so small that it selects the kind of host, but leaves room for other trials.
 PIN = 0.001
-UNDIVIDED = (
-    "num_slots must be all chips of a host on TPU v7x, got {chips}: torch_xla 2.9 does not document how to "
-    "use a part of a host"
-)
 _NUM_HOSTS = "num_hosts must be {needed} for tpu_type {tpu_type!r}, or left out, got {got}"
 SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id", "ray.io/tpu-pod-type"
 
@@ -74,41 +70,32 @@ def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
 
     The other hosts are requested when the slice is known (`rest_of_slice`): a placement group cannot request
     "hosts of the same slice".
-
-    >>> from horovod_tune.spec.trial_spec import make_spec
-    >>> slice = [TpuHost("a", 4, "s", 0, "v4-16"), TpuHost("b", 4, "s", 1, "v4-16")]
-    >>> tpu_placement(make_spec(use_tpu=True, num_hosts=2), slice).bundles
-    ({'CPU': 4.0, 'TPU': 4.0, 'TPU-v4-16-head': 1.0},)
-    >>> tpu_placement(make_spec(use_tpu=True, num_slots=1), [TpuHost("a", 4)]).bundles
-    ({'CPU': 1.0, 'TPU': 1.0},)
     """
     if spec.num_hosts == 1:
-        return _placement_on_a_host(spec, hosts)
-    pod_type, chips = _slice_shape(spec, hosts)
-    return Placement(({**_bundle(spec, chips), head_of(pod_type): 1.0},), "PACK")
+        # A host that is a whole slice has the resource of worker 0. The tiny amount lets trials share it.
+        pod_type, chips, amount = spec.tpu_type, _chips_on_a_host(spec, hosts), PIN
+    else:
+        pod_type, chips, amount = *_slice_shape(spec, hosts), 1.0
+    # Ray gives worker 0 of every slice of this type the resource.
+    head = {f"TPU-{pod_type}-head": amount} if pod_type is not None else {}
+    return Placement(({**_bundle(spec, chips), **head},), "PACK")
 
 
-def head_of(pod_type: str) -> str:
-    """Return the resource that Ray gives worker 0 of every slice of this type."""
-    return f"TPU-{pod_type}-head"
-
-
-def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
+def _chips_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> int:
     if spec.tpu_type is not None and (needed := shape_of(spec.tpu_type)[0]) != 1:
         raise SpecError(_NUM_HOSTS.format(needed=needed, tpu_type=spec.tpu_type, got=1))
     sizes = Counter(host.slice_name for host in hosts)
     single = [host for host in hosts if host.slice_name is None or sizes[host.slice_name] == 1]
     single = [host for host in single if host.chips and spec.tpu_type in (None, host.pod_type)]
-    chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(spec, single)
+    chips = spec.num_slots if spec.num_slots is not None else _all_chips_of_a_host(spec, single)
     if chips not in CHIP_COUNTS:
         raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
     if single and all(is_undivided(host.pod_type) and host.chips > chips for host in single):
-        raise SpecError(UNDIVIDED.format(chips=chips))
-    bundle = _bundle(spec, chips)
-    if spec.tpu_type is not None:
-        # A host that is a whole slice has the resource of worker 0. The tiny amount lets trials share it.
-        bundle[head_of(spec.tpu_type)] = PIN
-    return Placement((bundle,), "PACK")
+        raise SpecError(
+            f"num_slots must be all chips of a host on TPU v7x, got {chips}: torch_xla 2.9 does not document "
+            "how to use a part of a host"
+        )
+    return chips
 
 
 def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
@@ -120,7 +107,7 @@ def is_undivided(pod_type: str | None) -> bool:
     return generation_of(pod_type) == "v7x"
 
 
-def _chips_of_a_host(spec: TrialSpec, single: Sequence[TpuHost]) -> int:
+def _all_chips_of_a_host(spec: TrialSpec, single: Sequence[TpuHost]) -> int:
     counts = {host.chips for host in single}
     if len(counts) == 1:
         return counts.pop()

@@ -23,7 +23,7 @@ from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.xla.hang_detector import Activity
-from horovod_tune.xla.runtime import LaunchPlan, Ordinals
+from horovod_tune.xla.topology import LaunchPlan
 
 TICK_S = 0.5
 # How long the parent may take to report how a rank ended.
@@ -45,12 +45,12 @@ _USUAL_CAUSES = {
 class RankProcess:
     """The host actor's record of one rank.
 
-    ``output`` is the file of its process's output; None for the second rank of a process.
+    ``info`` has its host's place among the hosts only after `HostActor.assign`. ``output`` is the file of its
+    process's output; None for the second rank of a process.
     """
 
-    def __init__(self, place: Ordinals, pid: int, channel: Channel, output: int | None) -> None:
-        self.place, self.pid, self.channel = place, pid, channel
-        self.info: RankInfo | None = None
+    def __init__(self, info: RankInfo, pid: int, channel: Channel, output: int | None) -> None:
+        self.info, self.pid, self.channel = info, pid, channel
         # True while its training function runs.
         self.is_running = False
         # True while the host actor fetches a checkpoint for it.
@@ -63,10 +63,6 @@ class RankProcess:
         self.last_heard = time.monotonic()
         self._cpu_s = -1.0
         self._output, self._read_bytes = output, 0
-
-    @property
-    def ordinal(self) -> int:
-        return self.place.ordinal
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send the rank a message, unless it has ended, which the supervisor reports."""
@@ -102,20 +98,6 @@ class RankProcess:
             if used_s > self._cpu_s:
                 self._cpu_s, self.last_heard = used_s, time.monotonic()
         return time.monotonic() - self.last_heard > timeout_s
-
-
-def family_cpu_s(pid: int) -> float:
-    """Return the CPU time in s of a process, its descendants, and the children that these have waited for."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0.0
-    used_s = 0.0
-    for each in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            used_s += sum(each.cpu_times()[:4])  # user and system, its own and of its children
-    return used_s
 
 
 class Supervisor:
@@ -174,7 +156,7 @@ class Supervisor:
 
     @property
     def _is_up(self) -> bool:
-        return bool(self.ranks) and len(self.ranks) == self.ranks[0].place.local_size
+        return bool(self.ranks) and len(self.ranks) == self.ranks[0].info.local_size
 
     def processes(self) -> list[tuple[int, float]]:
         """Return (pid, `process_start`) of the parent and of every rank."""
@@ -195,16 +177,18 @@ class Supervisor:
             self._changed.wait_for(
                 lambda: all(reply in each.replies or each.loss for each in ranks), timeout_s
             )
-            return {each.ordinal: each.replies[reply] for each in ranks if reply in each.replies}
+            return {each.info.rank: each.replies[reply] for each in ranks if reply in each.replies}
 
     def activity(self) -> Activity:
         """Return what the ranks have done so far."""
-        # TPU v2 and v3 have two ranks in a process.
-        pids = {rank.pid for rank in self.ranks if not rank.loss}
-        return Activity(
-            operations=sum(rank.operations for rank in self.ranks),
-            cpu_s=sum(family_cpu_s(pid) for pid in pids),
-        )
+        cpu_s = 0.0
+        for pid in {rank.pid for rank in self.ranks}:  # TPU v2 and v3 have two ranks in a process
+            # A process that ends meanwhile makes the sum smaller, which counts as activity.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                for each in (process, *process.children(recursive=True)):
+                    cpu_s += sum(each.cpu_times()[:4])  # user and system, its own and of ended children
+        return Activity(sum(rank.operations for rank in self.ranks), cpu_s)
 
     # What follows runs in the thread that starts the parent.
 
@@ -244,7 +228,7 @@ class Supervisor:
             message = json.loads(data)
             with self._changed:
                 if message["kind"] == "hello":
-                    self._add(message["place"], message["pid"], descriptors)
+                    self._add(RankInfo(*message["rank_info"]), message["pid"], descriptors)
                 elif message["kind"] == "lost":
                     self._last_errors[message["pid"]] = message["error"]
                 else:
@@ -252,15 +236,14 @@ class Supervisor:
                     return {int(pid): code for pid, code in message["exits"].items()}
                 self._changed.notify_all()
 
-    def _add(self, place: list[int], pid: int, descriptors: list[int]) -> None:
+    def _add(self, info: RankInfo, pid: int, descriptors: list[int]) -> None:
         control, *output = descriptors
         channel = Channel(socket.socket(fileno=control), RANK_MESSAGES)
-        rank = RankProcess(Ordinals(*place), pid, channel, output[0] if output else None)
+        rank = RankProcess(info, pid, channel, output[0] if output else None)
         self.ranks.append(rank)
-        self.ranks.sort(key=lambda each: each.place.local_ordinal)
-        threading.Thread(
-            target=self._listen, args=(rank,), name=f"xla-rank-{rank.ordinal}", daemon=True
-        ).start()
+        self.ranks.sort(key=lambda each: each.info.local_rank)
+        name = f"xla-rank-{info.rank}"
+        threading.Thread(target=self._listen, args=(rank,), name=name, daemon=True).start()
 
     # What follows runs in a thread for each rank.
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,12 +17,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from horovod_tune import errors as error_text
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import BackendMissing, StartFailed
-from horovod_tune.messages import Assignment, WorkerInfo
+from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.xla import slices, topology
 from horovod_tune.xla.host_actor import HEARTBEAT_S, METHODS_AT_ONCE, HostActor
-from horovod_tune.xla.runtime import LaunchPlan, Ordinals
+from horovod_tune.xla.topology import LaunchPlan
 
 # How long the ranks of a slice may take to start: each waits for all others, so a large slice takes minutes.
 LAUNCH_TIMEOUT_S = 900.0
@@ -74,15 +75,18 @@ class XlaLauncher:
     def create(self) -> list[Any]:
         bundles = [(self._group, index) for index in range(self._group.bundle_count)]
         if self._is_slice:
-            self._rest = self._request_rest()
+            # The other hosts of the slice; Ray releases them when this coordinator ends.
+            head = placement_group_table(self._group)["bundles_to_node_id"][0]
+            rest = slices.rest_of_slice(self._spec, head, tpu_hosts())
+            self._rest = ray.util.placement_group(rest, strategy="STRICT_SPREAD")
             bundles += [(self._rest, index) for index in range(self._rest.bundle_count)]
         return [self._create_actor(group, index) for group, index in bundles]
 
     def _create_actor(self, group: PlacementGroup, index: int) -> Any:
-        bundle = group.bundle_specs[index]
+        resources = dict(group.bundle_specs[index])
         actor_class: Any = ray.remote(self.actor_class).options(
-            num_cpus=bundle.get("CPU", 0),
-            resources={name: amount for name, amount in bundle.items() if name != "CPU"},
+            num_cpus=resources.pop("CPU", 0),
+            resources=resources,
             max_concurrency=METHODS_AT_ONCE,
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
@@ -94,33 +98,26 @@ class XlaLauncher:
         has_head = any(name.endswith("-head") for name in self._group.bundle_specs[0])
         return has_head and self._spec.num_hosts != 1
 
-    def _request_rest(self) -> PlacementGroup:
-        """Request the other hosts of the slice; Ray releases them when this coordinator ends."""
-        head = placement_group_table(self._group)["bundles_to_node_id"][0]
-        bundles = slices.rest_of_slice(self._spec, head, tpu_hosts())
-        return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
-
     def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
-        ordinals = self._start_ranks(actors, infos)
-        return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
+        rank_infos = self._start_ranks(actors, infos)
+        return topology.assignments_of(rank_infos, num_slots=self._spec.num_slots)
 
     def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
         bundle = self._group.bundle_specs[0]
         if "TPU" not in bundle:
             return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
         hosts = tpu_hosts()
+        here = next(host for host in hosts if host.node_id == infos[0].node_id)
         if self._is_slice:
             workers = slices.check_slice(infos, hosts)
-            pod_type = next(host.pod_type for host in hosts if host.node_id == infos[0].node_id)
-            return topology.plans_for_slice(infos, workers, int(bundle["TPU"]), pod_type)
-        here = next(host for host in hosts if host.node_id == infos[0].node_id)
+            return topology.plans_for_slice(infos, workers, int(bundle["TPU"]), here.pod_type)
         slice_hosts = slices.slices_of(hosts).get(here.slice_name or "", [here])
         chips = sum(host.chips for host in slice_hosts)
         return [topology.plan_for_chips(infos[0].tpu_ids, chips, here.pod_type)]
 
-    def _start_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
+    def _start_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[RankInfo]]:
         """Start every host's ranks and wait until they are up; the first host that fails ends the wait."""
-        ordinals: dict[int, list[Ordinals]] = {}
+        rank_infos: dict[int, list[RankInfo]] = {}
         self._below = []
         end = time.monotonic() + LAUNCH_TIMEOUT_S
         timeout_s = self._spec.timeout_s
@@ -131,16 +128,13 @@ class XlaLauncher:
                 i = starting.pop(reply)
                 info = infos[i]
                 try:
-                    ordinals[i], processes = ray.get(reply)
+                    rank_infos[i], processes = ray.get(reply)
                 except RayTaskError as error:
                     raise StartFailed(f"the ranks of {info.host} did not start:\n{error.cause}") from error
                 except RayActorError as error:
                     why = error_text.death_text(error)
                     raise StartFailed(f"the host actor of {info.host} died: {why}") from error
-                # So that the coordinator can wait for their end.
-                self._below += [
-                    WorkerInfo(info.node_id, info.node_ip, info.host, *each) for each in processes
-                ]
+                self._below += [replace(info, pid=pid, process_started=since) for pid, since in processes]
             heartbeats = {actors[i].describe.remote(): i for i in starting.values()}
             _, late = ray.wait(list(heartbeats), num_returns=len(heartbeats), timeout=timeout_s)
             if late:
@@ -148,12 +142,12 @@ class XlaLauncher:
                 why = f"no heartbeat for {timeout_s:g} s (timeout_s) while its ranks started"
                 raise StartFailed(f"the host actor of {hosts} stopped responding: {why}")
             if starting and time.monotonic() > end:
-                waiting = ", ".join(infos[i].host for i in starting.values())
-                raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
-        return [ordinals[i] for i in range(len(actors))]
+                hosts = ", ".join(infos[i].host for i in starting.values())
+                raise StartFailed(f"the ranks of {hosts} did not start within {LAUNCH_TIMEOUT_S:g} s")
+        return [rank_infos[i] for i in range(len(actors))]
 
     def processes_below(self) -> list[WorkerInfo]:
-        """Return the ranks and their parents; one that outlived its actor would keep the chip locked."""
+        # One that outlived its actor would keep the chip locked.
         return self._below
 
     def close(self) -> None:

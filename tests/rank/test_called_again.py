@@ -163,7 +163,7 @@ def test_a_function_in_hvd_elastic_run_says_why_it_leaves(
     monkeypatch.setattr(horovod_elastic, "reset", lambda *reason: current().wait_for_world(*reason))
 
     def train(config: dict[str, Any]) -> None:
-        horovod_elastic.reporting(like_horovods_run_fn)(Breaks(say, error=error), None)(config)
+        horovod_elastic.run_and_report(like_horovods_run_fn, Breaks(say, error=error), None)(config)
 
     left, ending = run(train, is_elastic=True)[1:]
     assert left.error == ("" if is_asked else f"{error.__name__}: a rank is gone")

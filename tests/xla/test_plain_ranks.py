@@ -26,8 +26,7 @@ from worker_kinds import Workers
 from xla_processes import rank_processes, see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.messages import WorkerInfo
-from horovod_tune.xla.runtime import Ordinals
+from horovod_tune.messages import RankInfo, WorkerInfo
 from horovod_tune.xla.supervisor import RankProcess
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -39,7 +38,7 @@ def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is() -> N
     nothing: Any = None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
-            rank = RankProcess(Ordinals(0, 1, 0, 1), process.pid, nothing, None)
+            rank = RankProcess(RankInfo(0, 1, 0, 1, 0, 1), process.pid, nothing, None)
             times = psutil.Process(process.pid).cpu_times
             for _ in range(3):
                 before = times().user
@@ -172,10 +171,7 @@ SUSPENDED = r"(?s)the ranks of .* did not start:.*process PID was suspended for 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("which", "said"),
-    [("actor", STOPPED_RESPONDING), ("parent", SUSPENDED), ("rank", SUSPENDED)],
-)
+@pytest.mark.parametrize(("which", "said"), [("actor", STOPPED_RESPONDING), ("rank", SUSPENDED)])
 def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_timeout_s(
     ray_session: Any, tmp_path: Path, which: str, said: str
 ) -> None:
@@ -189,7 +185,7 @@ def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_tim
         eventually(lambda: len(rank_processes()) == 3, within_s=60)  # with their parent
         above = {each.pid: each.ppid() for each in rank_processes()}
         (parent,) = (pid for pid in above if above[pid] not in above)
-        pid = {"actor": above[parent], "parent": parent, "rank": next(iter(above.keys() - {parent}))}[which]
+        pid = above[parent] if which == "actor" else next(iter(above.keys() - {parent}))
         os.kill(pid, signal.SIGSTOP)
         suspended.append((pid, time.monotonic()))
 

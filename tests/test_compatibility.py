@@ -86,12 +86,12 @@ def test_a_function_that_we_have_wrapped_is_looked_at_as_it_was(monkeypatch: pyt
 def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     patch = Patch("engine", "it runs more slowly", "ray.tune.tune:run(engine)", "ray:no_such")
     with caplog.at_level(logging.WARNING):
-        assert [patch.is_due, patch.is_due, patch.fits] == [False, False, False]
+        assert [patch.otherwise(0)(abs)(-1), patch.once(abs)(-1), patch.fits] == [0, None, False]
     (record,) = caplog.records
     assert "so it runs more slowly. (" in record.getMessage()
     assert "ray.no_such" in record.getMessage() and "not (engine)" in record.getMessage()
 
 
-def test_a_patch_is_due_once_per_process() -> None:
+def test_a_patch_is_applied_once_per_process() -> None:
     patch = Patch("engine", "it runs more slowly", f"{HERE}:Engine.run")
-    assert [patch.is_due, patch.is_due, patch.fits] == [True, False, True]
+    assert [patch.once(abs)(-1), patch.once(abs)(-1), patch.otherwise(0)(abs)(-1)] == [1, None, 1]

@@ -1,8 +1,4 @@
-"""Checks that private APIs of Ray and torch have the expected shape before they are used.
-
-A `Patch` names the APIs that it needs and what a user loses without it. If the library has changed, the patch
-is not applied and a warning is logged once per process.
-"""
+"""Checks that private APIs of Ray and torch have the expected shape before they are used."""
 
 from __future__ import annotations
 
@@ -13,9 +9,13 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 logger = logging.getLogger(__name__)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 def difference(part: str) -> str:
@@ -78,7 +78,7 @@ _decided: dict[str, bool] = {}
 
 
 class Patch:
-    """A use of another library's private APIs.
+    """A use of another library's private APIs. If they have changed, it is left out, with one warning.
 
     Args:
         name: unique name of the patch.
@@ -106,7 +106,24 @@ class Patch:
                 )
         return _decided[self.name]
 
-    @property
-    def is_due(self) -> bool:
-        """True if the patch fits and must be applied now: it was not checked before in this process."""
-        return self.name not in _decided and self.fits
+    def once(self, apply: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result | None]:
+        """Decorate a function that changes the library: only its first call in a process has an effect."""
+
+        @functools.wraps(apply)
+        def apply_once(*args: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result | None:
+            is_due = self.name not in _decided and self.fits
+            return apply(*args, **keywords) if is_due else None
+
+        return apply_once
+
+    def otherwise(self, value: Any) -> Callable[[_Function], _Function]:
+        """Return a decorator of functions that return ``value`` if the library has changed."""
+
+        def decorate(function: _Function) -> _Function:
+            @functools.wraps(function)
+            def checked(*args: Any, **keywords: Any) -> Any:
+                return function(*args, **keywords) if self.fits else value
+
+            return cast(_Function, checked)
+
+        return decorate

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
+import gc
 import json
 import os
-import pkgutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import run_python
 
-import horovod_tune.torch_dist.process_groups
-from horovod_tune import ray_compat
 from horovod_tune.ray_compat import compatibility
+from horovod_tune.torch_dist import process_groups  # noqa: F401 - it has a patch too
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 HERE = Path(__file__).resolve().parent
 
 
-def all_patches() -> Iterator[compatibility.Patch]:
-    modules: list[Any] = [horovod_tune.torch_dist.process_groups]
-    for found in pkgutil.walk_packages(ray_compat.__path__, ray_compat.__name__ + "."):
-        modules.append(importlib.import_module(found.name))
-    for module in modules:
-        yield from (each for each in vars(module).values() if isinstance(each, compatibility.Patch))
-
-
-PATCHES = list(all_patches())
+PATCHES = sorted(
+    (each for each in gc.get_objects() if isinstance(each, compatibility.Patch)), key=lambda each: each.name
+)
 
 
 @pytest.fixture(autouse=True)

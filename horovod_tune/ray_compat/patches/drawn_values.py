@@ -13,20 +13,18 @@ from typing import Any
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
-_PATCH = Patch(
+
+
+@Patch(
     "drawn values",
     "tune.sample_from draws different values in each run, even if the search has a seed",
     f"{_CONTROLLER}.add_trial(self, trial) uses resolve_config_placeholders",
     f"{_CONTROLLER} uses _search_alg",
     "ray.tune.search.search_generator:SearchGenerator uses searcher",
     "ray.tune.experiment.trial:Trial uses experiment_tag",
-)
-
-
+).once
 def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> None:
-    """Make Tune add each trial inside ``seeding(searcher, experiment_tag)``; applied once per process."""
-    if not _PATCH.is_due:
-        return
+    """Make Tune add each trial inside ``seeding(searcher, experiment_tag)``."""
     from ray.tune.execution.tune_controller import TuneController
 
     @wrap(TuneController, "add_trial")

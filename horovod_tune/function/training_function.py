@@ -66,26 +66,23 @@ def check_config(config: Any, where: str = "") -> None:
 
     Runs in the driver, for each trial: Tune's own error would end the search without naming the parameter.
     """
-    if isinstance(config, list | tuple):
-        for index, value in enumerate(config):
-            if isinstance(value, Mapping | list | tuple):
-                check_config(value, f"{where}[{index}]")
-    if not isinstance(config, Mapping):
+    if isinstance(config, Mapping):
+        try:
+            sorted(config)
+            unfit = [key for key in config if not isinstance(key, str | int | float | None)]
+        except TypeError:
+            unfit = list(config)
+        if unfit:
+            kinds = ", ".join(sorted({type(key).__name__ for key in unfit}))
+            raise SpecError(
+                f"the keys of {f'parameter {where}' if where else 'config'} must all be strings or all be "
+                f"numbers, got {kinds} "
+                f"({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
+            )
+    elif not isinstance(config, list | tuple):
         return
-    try:
-        sorted(config)
-        unfit = [key for key in config if not isinstance(key, str | int | float | None)]
-    except TypeError:
-        unfit = list(config)
-    if unfit:
-        kinds = ", ".join(sorted({type(key).__name__ for key in unfit}))
-        raise SpecError(
-            f"the keys of {f'parameter {where}' if where else 'config'} must all be strings or all be "
-            f"numbers, got {kinds} "
-            f"({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
-        )
-    for key, value in config.items():
-        check_config(value, f"{where}[{key!r}]" if where else repr(key))
+    for label, part in parts_of(config):
+        check_config(part, where + label if where else label[1:-1])
 
 
 def _refuse_class(given: type, name: str) -> None:
@@ -133,25 +130,18 @@ RESOURCE_ARGUMENTS = (
 
 def _check_signature(func: Callable[..., Any], name: str) -> None:
     try:
-        own_signature = inspect.signature(unwrapped(func))
+        signature = inspect.signature(unwrapped(func))
     except ValueError:
         return  # some functions written in C have no signature
-    try:
-        signature = inspect.signature(func)
-    except ValueError as error:
-        assert isinstance(func, partial)
-        bound = ", ".join([*map(repr, func.args), *func.keywords])
-        raise TrainingFunctionError(
-            f"{name}{own_signature} cannot be called with what functools.partial binds ({bound}): {error}"
-        ) from None
     if "checkpoint_dir" in signature.parameters:
         raise TrainingFunctionError(
             f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "
             "horovod_tune.get_checkpoint() in the function instead"
         )
     try:
+        signature = inspect.signature(func)
         signature.bind({})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # a ValueError: a partial binds what the function does not take
         raise TrainingFunctionError(
             f"func must be callable as {name}(config) with one positional argument, got "
             f"{name}{signature}: {error}. Bind further arguments with functools.partial or with_parameters."

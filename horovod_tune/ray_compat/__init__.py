@@ -1,15 +1,8 @@
 """All private APIs of Ray that this package uses, in one place. Checked against Ray 2.60.0.
 
-- `queries`: the driver's node, a trial's earlier reports, the cluster's resources and whether it can grow,
-  draining and preempted nodes, the largest function, the session's directory on a host, rotated output; the
-  error that Tune does not count as a failure,
-- `schedules`: a scheduler's time attribute and settings, a searcher's space, the slots that limiters count,
-- `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
-- `training_result`: Tune's class for what a trainable's `save` returns; not imported here, since it imports
-  Ray Data and pandas, which a rank does not need,
-- `patches/`: one file per part of Tune that is changed.
-
-Each module checks, with `compatibility`, that Ray has the shape that the module was written for.
+Each use checks, with `compatibility`, that Ray has the shape that the use was written for. `patches/` has one
+file per part of Tune that is changed. `training_result` is not imported here, since it imports Ray Data and
+pandas, which a rank does not need.
 """
 # ruff: noqa: F401 - imported for the rest of the package
 

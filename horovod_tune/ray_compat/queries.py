@@ -90,7 +90,7 @@ def reports_of(trial: Any) -> list[dict[str, Any]]:
 def cluster_can_grow() -> bool:
     """Return True if an autoscaler may add nodes, so that the present nodes do not limit what can ever fit.
 
-    Ray has no public call for that. Autoscaler v2 labels nodes with their type (under `ray up`, the head from
+    Autoscaler v2 labels nodes with their type (under `ray up`, the head from
     the start); v1 publishes the types of its active nodes and which nodes are pending. A head without a
     cluster file also runs a monitor, which gives each node a type of its own, ``node_`` and an id. The
     provider ``local`` cannot grow beyond the machines in its file, but `ray up` returns before these have

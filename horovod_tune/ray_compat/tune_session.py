@@ -84,7 +84,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs a hook after a module's import, so that a rank need not import ray.tune itself (0.6 s)."""
 
     def __init__(self, hooks: Mapping[str, Callable[[ModuleType], object]]) -> None:
-        self._hooks = dict(hooks)
+        self._hooks = hooks
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -182,18 +182,12 @@ def prepare_rank_process() -> None:
         ray.remote_function._task_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
         ray.actor._actor_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
     # The hook for ray.tune only reads `fits`, which logs a warning if Tune's modules have changed.
-    hooks = {
+    hooks: dict[str, Callable[[ModuleType], object]] = {
         _SESSION_MODULE: _install,
         _REPORT_MODULE: _accept_keywords,
         _MLFLOW_MODULE: _set_up_mlflow_once,
         "ray.tune": lambda _: _SESSION.fits and _REPORT.fits,
     }
-    waiting = {}
-    for name, hook in hooks.items():
-        module = sys.modules.get(name)
-        if module is None:
-            waiting[name] = hook
-        else:
-            hook(module)
-    if waiting:
-        sys.meta_path.insert(0, _AfterImport(waiting))
+    for name in hooks.keys() & sys.modules.keys():
+        hooks.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(hooks))

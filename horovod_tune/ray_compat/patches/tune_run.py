@@ -14,22 +14,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
 
-_RUN_TAKES = "run_or_experiment metric mode config resources_per_trial search_alg scheduler verbose "
-_RUN_TAKES += "progress_reporter callbacks reuse_actors"
 _OUTPUT = "ray.tune.experimental.output"
-_DEATHS = Patch(
-    "deaths of processes",
-    "Ray prints a paragraph when a rank's process dies, besides our line",
-    "ray._private.worker:print_to_stdstream(data, ignore_prefix) uses stdout_deduplicator",
-    "ray._private.ray_logging:stdout_deduplicator.skip_re",
-)
 # The raylet's text lists possible causes, not the actual one.
 _DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
 
@@ -37,21 +29,17 @@ _DEATH = re.compile("^A worker died or was killed while executing a task by an u
 @Patch(
     "runs",
     "Tune prints its own tables, and arguments of tune.run that do not apply are not refused",
-    f"ray.tune.tune:run uses {_RUN_TAKES}",
+    "ray.tune.tune:run uses run_or_experiment metric mode config resources_per_trial search_alg scheduler "
+    "verbose progress_reporter callbacks reuse_actors",
     f"{_OUTPUT}:get_air_verbosity(verbose)",
     f"{_OUTPUT}:AirVerbosity.VERBOSE",
     f"{_OUTPUT}:IS_NOTEBOOK",
 ).once
-def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
-    """Run every search inside ``prepare(run_or_experiment, arguments)``.
+def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any]:
+    """Run every search inside ``prepare(run_or_experiment, arguments)``, which yields the arguments.
 
-    ``prepare`` yields the arguments to run with. All modules get the function that is returned, a script that
-    has imported Tune's too.
-
-    Args:
-        prepare: the context of a search.
-        name: the module whose attribute ``run`` is the function returned. Under Ray Client, Tune pickles it
-            by that name, so that the server's process prepares the search.
+    All modules get the function that is returned, a script that has imported Tune's too. Under Ray Client,
+    Tune pickles it by its name, as ``run`` of the module ``name``: the server's process prepares the search.
     """
     original = importlib.import_module("ray.tune.tune").run
 
@@ -147,11 +135,14 @@ def _silence_reporter() -> None:
                 original(self, *args, **keywords)
 
 
+@Patch(
+    "deaths of processes",
+    "Ray prints a paragraph when a rank's process dies, besides our line",
+    "ray._private.worker:print_to_stdstream(data, ignore_prefix) uses stdout_deduplicator",
+    "ray._private.ray_logging:stdout_deduplicator.skip_re",
+).otherwise(nullcontext())
 @contextmanager
 def _without_raylets_deaths() -> Iterator[None]:
-    if not _DEATHS.fits:
-        yield
-        return
     from ray._private.ray_logging import stdout_deduplicator
 
     before = stdout_deduplicator.skip_re  # the user's RAY_DEDUP_LOGS_SKIP_REGEX

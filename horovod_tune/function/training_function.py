@@ -39,7 +39,10 @@ def check_training_function(func: Any) -> None:
     name = function_name(func)
     inner = unwrapped(func)
     if inspect.isclass(inner):
-        _refuse_class(inner, name)
+        cure = f"; if its objects can be called with config, pass one: {name}(...)"
+        if issubclass(inner, getattr(sys.modules.get("ray.tune"), "Trainable", ())):
+            cure = ", which is already a Tune trainable; pass the training function itself"
+        raise TrainingFunctionError(f"func must be a function that takes config, got the class {name}{cure}")
     if type(inner).__module__.startswith("ray.") and hasattr(inner, "remote"):
         own_name = str(getattr(inner, "_function_name", None) or name).rpartition(".")[2]
         raise TrainingFunctionError(
@@ -83,19 +86,6 @@ def check_config(config: Any, where: str = "") -> None:
         return
     for label, part in parts_of(config):
         check_config(part, where + label if where else label[1:-1])
-
-
-def _refuse_class(given: type, name: str) -> None:
-    trainable = getattr(sys.modules.get("ray.tune"), "Trainable", None)
-    if trainable is not None and issubclass(given, trainable):
-        raise TrainingFunctionError(
-            f"func must be a function that takes config, got the class {name}, which is already a Tune "
-            "trainable; pass the training function itself"
-        )
-    raise TrainingFunctionError(
-        f"func must be a function that takes config, got the class {name}; if its objects can be called "
-        f"with config, pass one: {name}(...)"
-    )
 
 
 def _refuse_tunes_parameters(func: Any, name: str) -> None:

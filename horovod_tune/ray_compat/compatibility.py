@@ -73,7 +73,7 @@ def _source(found: Any) -> str:
         return ""
 
 
-# Whether the library has the shape that a patch needs, by the patch's name.
+# Whether the library has the shape that a patch needs, by what is lost without the patch.
 _decided: dict[str, bool] = {}
 
 
@@ -81,20 +81,19 @@ class Patch:
     """A use of another library's private APIs. If they have changed, it is left out, with one warning.
 
     Args:
-        name: unique name of the patch.
-        without: what a user loses if the patch cannot be applied, as a clause.
+        without: what a user loses if the patch cannot be applied, as a clause of its own.
         parts: the APIs that the patch was written for, as in `difference`.
     """
 
-    def __init__(self, name: str, without: str, *parts: str) -> None:
-        self.name, self.without, self.parts = name, without, parts
+    def __init__(self, without: str, *parts: str) -> None:
+        self.without, self.parts = without, parts
 
     @property
     def fits(self) -> bool:
         """True if the library has the expected shape. The first check in a process logs any difference."""
-        if self.name not in _decided:
+        if self.without not in _decided:
             differences = list(filter(None, map(difference, self.parts)))
-            _decided[self.name] = not differences
+            _decided[self.without] = not differences
             if differences:
                 library = re.split("[.:]", self.parts[0])[0]
                 logger.warning(
@@ -104,14 +103,14 @@ class Patch:
                     self.without,
                     "; ".join(differences),
                 )
-        return _decided[self.name]
+        return _decided[self.without]
 
     def once(self, apply: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result | None]:
         """Decorate a function that changes the library: only its first call in a process has an effect."""
 
         @functools.wraps(apply)
         def apply_once(*args: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result | None:
-            is_due = self.name not in _decided and self.fits
+            is_due = self.without not in _decided and self.fits
             return apply(*args, **keywords) if is_due else None
 
         return apply_once

@@ -26,7 +26,6 @@ _STATE = "ray._private.state:state"
 # Allowance for what a pickled trainable class has besides its function: a few thousand bytes in practice.
 _BYTES_OF_A_CLASS = 100_000
 _DRAINING = Patch(
-    "draining nodes",
     "the preemption of a trial's node counts as a failure of the trial, and near a job's time limit, trials "
     "that call commit() but report no checkpoints save nothing",
     f"{_STATE}.get_draining_nodes",
@@ -40,7 +39,6 @@ _ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
 
 
 @Patch(
-    "the driver's node",
     "checkpoints and logs reach the driver only if all hosts share the storage path",
     f"{_STATE}.job_table",
 ).otherwise(None)
@@ -55,7 +53,6 @@ def driver_node_id() -> str | None:
 
 
 @Patch(
-    "reports of restored trials",
     "after Tuner.restore, PromotingASHA has only the last report of each trial",
     "ray.tune.experiment:Trial uses storage",
     "ray.train._internal.storage:StorageContext uses storage_filesystem trial_fs_path",
@@ -80,7 +77,6 @@ def reports_of(trial: Any) -> list[dict[str, Any]]:
 
 
 @Patch(
-    "clusters that can grow",
     "a trial that no machine can ever hold waits instead of being refused",
     "ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS",
     "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
@@ -113,7 +109,6 @@ def cluster_can_grow() -> bool:
 
 
 @Patch(
-    "the size of functions",
     "a training function that is too large to be sent ends the search with Ray's own error",
     "ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD",
 ).otherwise(math.inf)
@@ -125,7 +120,6 @@ def most_bytes_of_a_function() -> float:
 
 
 @Patch(
-    "rotated files of a worker's output",
     "with RAY_ROTATION_MAX_BYTES, ranks have no logs",
     "ray._private.worker:Worker.get_out_file_path(self)",
     "ray._private.worker:Worker.get_err_file_path(self)",
@@ -232,7 +226,6 @@ def announce_end(address: str) -> None:
 
 
 @Patch(
-    "the session's directory",
     "each process fetches its own copy of a checkpoint from another host",
     "ray._private.worker:_global_node",
     "ray._private.node:Node.get_session_dir_path(self)",

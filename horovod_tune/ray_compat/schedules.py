@@ -9,7 +9,6 @@ from horovod_tune.ray_compat.compatibility import Patch
 
 
 @Patch(
-    "schedules",
     "pass time_attr to BayesOptSearch explicitly",
     "ray.tune.schedulers:ASHAScheduler uses _time_attr _max_t",
     "ray.tune.schedulers:HyperBandScheduler uses _time_attr _max_t_attr",
@@ -93,7 +92,6 @@ def acquire_slot(controller: Any, trial_id: str) -> None:
 
 
 @Patch(
-    "concurrency slots of paused trials",
     "PromotingASHA runs fewer trials at once than max_concurrent",
     "ray.tune.search:ConcurrencyLimiter uses live_trials num_unfinished_live_trials cached_results searcher",
     "ray.tune.search.basic_variant:BasicVariantGenerator uses _live_trials",

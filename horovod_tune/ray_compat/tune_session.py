@@ -21,20 +21,17 @@ from horovod_tune.session.session import Session, current
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
 _SESSION = Patch(
-    "Tune's session in ranks",
     "ray.tune.report does not work inside a rank: call horovod_tune.report",
     f"{_SESSION_MODULE}:get_session uses _session",
     f"{_SESSION_MODULE}:_session",
 )
 _REPORT = Patch(
-    "Tune's report in ranks",
     "ray.tune.report takes no keywords inside a rank: call horovod_tune.report(loss=...)",
     f"{_REPORT_MODULE}:report(metrics, checkpoint) uses get_session",
     f"{_REPORT_MODULE}:_in_tune_session uses get_session world_rank",
 )
 _MLFLOW_MODULE = "ray.air.integrations.mlflow"
 _LAUNCH_HOOKS = Patch(
-    "Ray tasks of a training function",
     "a task or actor that requests CPUs in the trial's placement group waits forever",
     "ray.remote_function:_task_launch_hook",
     "ray.actor:_actor_launch_hook",
@@ -139,7 +136,6 @@ def _accept_keywords(module: ModuleType) -> None:
 
 
 @Patch(
-    "Ray's setup_mlflow in ranks",
     "setup_mlflow starts a run on every rank: call it on rank 0 only",
     f"{_MLFLOW_MODULE}:setup_mlflow uses rank_zero_only _in_tune_session",
     f"{_MLFLOW_MODULE}:_NoopModule",

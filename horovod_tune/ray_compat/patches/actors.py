@@ -15,7 +15,6 @@ LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
 
 
 @Patch(
-    "idle processes",
     "the first trials start about a second later",
     "ray.tune.execution.class_cache:_ActorClassCache.get(self, trainable_cls) uses _cache",
     "ray.tune.execution.class_cache:DEFAULT_ENV_VARS",
@@ -42,7 +41,6 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
 
 
 @Patch(
-    "actor reuse",
     "each trial starts workers of its own, unless you pass reuse_actors=True",
     f"{_CONTROLLER} uses _trials _scheduler_alg _search_alg _reuse_actors "
     "_staged_trials _pending_trials _trial_to_actor _actor_cache _actor_manager _started_actors",

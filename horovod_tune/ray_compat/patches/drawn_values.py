@@ -16,7 +16,6 @@ _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 
 
 @Patch(
-    "drawn values",
     "tune.sample_from draws different values in each run, even if the search has a seed",
     f"{_CONTROLLER}.add_trial(self, trial) uses resolve_config_placeholders",
     f"{_CONTROLLER} uses _search_alg",

@@ -17,7 +17,6 @@ _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 
 
 @Patch(
-    "failures of trials",
     "the death of a reused actor may count as two failures of its trial, and the error of a failed trial "
     "begins with frames of Ray instead of its cause",
     f"{_CONTROLLER} uses _resetting_trials",
@@ -79,7 +78,6 @@ def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
 
 
 @Patch(
-    "missing metrics",
     "the error of a metric that no trial reports is Ray's, which quotes the whole result",
     f"{_CONTROLLER}._validate_result_metrics(self, result) uses _metric",
 ).once

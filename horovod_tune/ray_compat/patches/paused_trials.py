@@ -27,7 +27,6 @@ def mend_paused_trials() -> None:
 
 
 @Patch(
-    "stops of paused trials",
     "PopulationBasedTraining(synch=True) may wait forever for a trial that was paused while it was saved, "
     "and a trial that is stopped while it is paused continues after a restore",
     f"{_CONTROLLER} uses _cached_trial_decisions",
@@ -60,7 +59,6 @@ def _record_pauses_and_stops() -> None:
 
 
 @Patch(
-    "result files",
     "a trial that starts or continues may lose results that were not yet copied to the storage",
     "ray.tune.logger:LoggerCallback._restore_from_remote(self, file_name, trial) uses "
     "local_path storage trial_fs_path storage_filesystem",
@@ -96,7 +94,6 @@ def _when_all_wait(scheduler_class: Any, wake: Callable[[Any, Any], None]) -> No
 
 
 @Patch(
-    "brackets of HyperBand",
     "HyperBandScheduler may wait forever after a trial that failed last in its bracket",
     f"{_HYPERBAND}.choose_trial_to_run(self, tune_controller) uses _hyperbands",
     f"{_HYPERBAND}._process_bracket(self, tune_controller, bracket)",
@@ -123,7 +120,6 @@ def _process_waiting_brackets() -> None:
 
 
 @Patch(
-    "populations that wait",
     "PopulationBasedTraining(synch=True) may wait forever for a trial that failed or ended early",
     f"{_PBT}.choose_trial_to_run(self, tune_controller)",
     f"{_PBT}.on_trial_result(self, tune_controller, trial, result)",

@@ -13,7 +13,6 @@ REPLY_TIMEOUT_S = 5.0
 
 
 @Patch(
-    "resized trials",
     "ResourceChangingScheduler needs a function that returns placement groups with an empty first bundle, "
     "and restarts elastic trials with their new size",
     f"{_SCHEDULER}.reallocate_trial_resources_if_needed(self, tune_controller, trial, result)",

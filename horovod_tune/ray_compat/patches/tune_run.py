@@ -27,7 +27,6 @@ _DEATH = re.compile("^A worker died or was killed while executing a task by an u
 
 
 @Patch(
-    "runs",
     "Tune prints its own tables, and arguments of tune.run that do not apply are not refused",
     "ray.tune.tune:run uses run_or_experiment metric mode config resources_per_trial search_alg scheduler "
     "verbose progress_reporter callbacks reuse_actors",
@@ -121,7 +120,6 @@ def without_reporter() -> Iterator[None]:
 
 
 @Patch(
-    "reporter",
     "Tune prints a box when a search starts and a table when a trial fails",
     f"{_OUTPUT}:TuneTerminalReporter uses experiment_started on_trial_error _verbosity",
 ).once
@@ -136,7 +134,6 @@ def _silence_reporter() -> None:
 
 
 @Patch(
-    "deaths of processes",
     "Ray prints a paragraph when a rank's process dies, besides our line",
     "ray._private.worker:print_to_stdstream(data, ignore_prefix) uses stdout_deduplicator",
     "ray._private.ray_logging:stdout_deduplicator.skip_re",

@@ -1,7 +1,4 @@
-"""`with_parameters`: large objects for the training function, put into Ray's object store once.
-
-The function is sent without them. In trials on other devices than TPUs, every rank gets its own copy.
-"""
+"""`with_parameters`: large objects that the function is sent without, put into Ray's object store once."""
 
 from __future__ import annotations
 

@@ -80,9 +80,8 @@ _decided: dict[str, bool] = {}
 class Patch:
     """A use of another library's private APIs. If they have changed, it is left out, with one warning.
 
-    Args:
-        without: what a user loses if the patch cannot be applied, as a clause of its own.
-        parts: the APIs that the patch was written for, as in `difference`.
+    ``without`` is what a user then loses, as a clause that no other patch has; ``parts`` are the APIs that
+    the patch was written for, as in `difference`.
     """
 
     def __init__(self, without: str, *parts: str) -> None:

@@ -23,10 +23,9 @@ LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
 def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
     """Start the coordinators of trials, and so their training actors, in processes that Ray keeps ready.
 
-    Tune gives every trainable a runtime environment with a variable for Lightning. Ray keeps processes ready
-    only for the driver's environment, so each of the first trials would start two, one after the other. Our
-    ranks set that variable themselves. If the driver has variables that Tune passes on (credentials), nothing
-    is changed.
+    Tune gives every trainable a runtime environment with a variable for Lightning, but Ray keeps processes
+    ready only for the driver's environment. Our ranks set that variable themselves. If the driver has
+    variables that Tune passes on (credentials), nothing is changed.
     """
     import ray
     from ray.tune.execution import class_cache
@@ -57,13 +56,10 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
     Two kinds of experiments are not changed: those with ResourceChangingScheduler, for which Tune forbids
     actor reuse, and those of several trainables, since Tune distinguishes cached actors by resources only.
 
-    When a trial ends, Tune gives its actor to a trial whose own actor is starting, and ends the starting one.
-    The next trial must then start an actor again. With this patch, the starting actor is kept if another
-    trial can use the freed one.
-
-    When a trial pauses and no other trial is staged, Tune also ends its actor, though the trial continues
-    later: with population-based training, every exploit would start new workers. Our actors are kept while
-    any trial is paused or pending.
+    When a trial ends, Tune gives its actor to a trial whose own actor is starting, and ends the starting one,
+    which is kept here if another trial can use the freed one. When a trial pauses and no other is staged,
+    Tune ends its actor, so that every exploit of population-based training would start new workers. Here
+    actors are kept while any trial is paused or pending.
     """
     from ray.tune.execution.tune_controller import TuneController
 

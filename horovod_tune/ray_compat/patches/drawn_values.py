@@ -1,8 +1,4 @@
-"""Seeds the values that Tune draws for `tune.sample_from` after the search's suggestion.
-
-Tune removes these functions from the space that it passes to a search. It calls them when a trial is added,
-and again when an experiment is restored.
-"""
+"""Seeds what Tune draws for `tune.sample_from` when it adds a trial, and again after a restore."""
 
 from __future__ import annotations
 

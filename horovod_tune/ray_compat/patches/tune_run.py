@@ -1,9 +1,4 @@
-"""Patches `ray.tune.run`, which every search goes through, and what it prints.
-
-Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
-README's example), and accepts arguments that do not apply to it. Without `without_reporter` Tune prints a
-box and a table even at ``verbose=0``, and Ray a paragraph for each rank that dies.
-"""
+"""Patches `ray.tune.run`, which every search goes through, and what it prints."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,13 +14,21 @@ from ray.tune import Callback
 
 from horovod_tune import ray_compat
 from horovod_tune.backends import placement_of, require_installed
-from horovod_tune.function.driver_mistakes import refuse_launcher
+from horovod_tune.errors import OutsideTune
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
 from horovod_tune.function.with_parameters import parameters_of
 from horovod_tune.run_settings import settings_for
+from horovod_tune.session.session import RANK_VARIABLE
 from horovod_tune.spec.trial_spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
 from horovod_tune.trainable import DistributedTrainable, is_distributed, keeps_actors, patch_tune
+
+# The variable that each launcher sets. `horovodrun --mpi` starts Open MPI's mpirun.
+_LAUNCHERS = {
+    "HOROVOD_SIZE": "horovodrun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "TORCHELASTIC_RUN_ID": "torchrun",
+}
 
 
 def DistributedTrainableCreator(
@@ -94,7 +104,7 @@ def DistributedTrainableCreator(
     """
     arguments = {name: given for name, given in locals().items() if name not in ("func", "replicate_pem")}
     check_training_function(func)
-    refuse_launcher()
+    _refuse_launcher()
     if replicate_pem:
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(**arguments)
@@ -114,6 +124,21 @@ def DistributedTrainableCreator(
         "__module__": DistributedTrainable.__module__,
     }
     return type(name, (DistributedTrainable,), body)
+
+
+def _refuse_launcher() -> None:
+    """Raise OutsideTune if a launcher has started copies of this program: each would run its own search."""
+    if RANK_VARIABLE in os.environ:  # a rank that imports the script
+        return
+    for name, launcher in _LAUNCHERS.items():
+        size = os.environ.get("WORLD_SIZE" if launcher == "torchrun" else name, "1")
+        if name in os.environ and size.isdigit() and int(size) > 1:
+            raise OutsideTune(
+                f"{launcher} has started {size} copies of this program ({name} is set), and each would run a "
+                f"whole search in the same folder. Start it once, without {launcher}: "
+                f"python {sys.argv[0] or 'tune.py'}. The search starts the ranks of each trial itself: "
+                "num_slots sets how many."
+            )
 
 
 def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:

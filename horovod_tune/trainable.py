@@ -248,6 +248,7 @@ def patch_tune(reuse_workers: bool) -> None:
         ray_compat.reuse_actors_of(keeps_actors)
     ray_compat.start_in_idle_processes(is_distributed)
     ray_compat.explain_failures(is_distributed)
+    ray_compat.name_missing_metric(is_distributed)
     ray_compat.check_resized_trials(_placement_in, is_elastic)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovod_tune.ray_compat import compatibility
-from horovod_tune.ray_compat.compatibility import Patch, difference
+from horovod_tune.ray_compat.compatibility import Patch, difference, wrap
 
 HERE = __name__
 
@@ -71,27 +71,20 @@ def test_a_difference_is_described(changed: str, says: str) -> None:
 
 
 def test_a_function_that_we_have_wrapped_is_looked_at_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    import functools
-
-    original = Engine.run
-
-    @functools.wraps(original)
-    def ours(*anything: Any) -> int:
-        return original(*anything)
-
-    monkeypatch.setattr(Engine, "run", ours)
+    monkeypatch.setattr(Engine, "run", Engine.run)  # undoes what `wrap` does
+    wrap(Engine, "run")(lambda original, *anything: original(*anything))
     assert not difference(f"{HERE}:Engine.run(self, speed, gear) uses _fuel")
 
 
 def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    patch = Patch("engine", "it runs more slowly", "ray.tune.tune:run(engine)", "ray:no_such")
+    patch = Patch("it runs more slowly", "ray.tune.tune:run(engine)", "ray:no_such")
     with caplog.at_level(logging.WARNING):
-        assert [patch.is_due, patch.is_due, patch.fits] == [False, False, False]
+        assert [patch.otherwise(0)(abs)(-1), patch.once(abs)(-1), patch.fits] == [0, None, False]
     (record,) = caplog.records
     assert "so it runs more slowly. (" in record.getMessage()
     assert "ray.no_such" in record.getMessage() and "not (engine)" in record.getMessage()
 
 
-def test_a_patch_is_due_once_per_process() -> None:
-    patch = Patch("engine", "it runs more slowly", f"{HERE}:Engine.run")
-    assert [patch.is_due, patch.is_due, patch.fits] == [True, False, True]
+def test_a_patch_is_applied_once_per_process() -> None:
+    patch = Patch("it runs more slowly", f"{HERE}:Engine.run")
+    assert [patch.once(abs)(-1), patch.once(abs)(-1), patch.otherwise(0)(abs)(-1)] == [1, None, 1]

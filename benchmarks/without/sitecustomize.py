@@ -35,8 +35,8 @@ def reset_when_next_trial_comes(worker_group: Any) -> None:
     group.begin_reset, group._reset = lambda self: None, begin_and_reset
 
 
-def new_actor_processes(idle_processes: Any) -> None:
-    idle_processes.start_in_idle_processes = lambda is_ours: None
+def new_actor_processes(actors: Any) -> None:
+    actors.start_in_idle_processes = lambda is_ours: None
 
 
 def new_workers(spec: Any) -> None:
@@ -54,7 +54,7 @@ TRICKS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "allocator": ("horovod_tune.rank.allocator", default_allocator),
     "channel": ("horovod_tune.channel.report_channel", reports_through_ray),
     "early_reset": ("horovod_tune.coordinator.worker_group", reset_when_next_trial_comes),
-    "idle_processes": ("horovod_tune.ray_compat.patches.idle_processes", new_actor_processes),
+    "idle_processes": ("horovod_tune.ray_compat.patches.actors", new_actor_processes),
     "warm_workers": ("horovod_tune.spec.trial_spec", new_workers),
 }
 

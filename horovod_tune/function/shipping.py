@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from types import MethodType, ModuleType
@@ -18,11 +19,12 @@ from typing import Any, ClassVar
 from ray import cloudpickle
 
 from horovod_tune.errors import SerializationError
-from horovod_tune.function.driver_mistakes import warn_of_horovod_in_driver
 from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import find_largest, type_name, unpicklable
 
 MB = 1_000_000
+
+_has_warned = False  # Tune pickles the function more than once
 
 
 class _MadeInDriver(pickle.PicklingError):
@@ -30,31 +32,27 @@ class _MadeInDriver(pickle.PicklingError):
 
 
 class Pickler(cloudpickle.Pickler):
-    """Ray's cloudpickle, extended to what it cannot pickle, or pickles in a way that ranks cannot use.
-
-    These are modules of a subclass of ModuleType (``torch.backends.cudnn``), `os.environ` and Horovod's
-    functions (``from horovod.torch import rank``), which this class sends by names that can be imported;
-    and the script's functions that `functools.lru_cache` wraps, which it sends as code. It refuses the
-    driver's `DistributedOptimizer`: made without a world it has no hooks, and the ranks would not average.
-    """
+    """Ray's cloudpickle, extended to what it cannot pickle, or pickles in a way that ranks cannot use."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj).__module__ == "horovod.torch.optimizer":
+            # Made without a world it has no hooks, and the ranks would not average.
             raise _MadeInDriver(
                 "it is an hvd.DistributedOptimizer that was made in the driver, where Horovod has no ranks "
                 "(it and its model must be made after the function's hvd.init())"
             )
-        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:  # such as torch.backends.cudnn
             name = obj.__name__
             if sys.modules.get(name) is obj:
                 return importlib.import_module, (name,)
         if obj is os.environ:  # `from os import environ` in a script
             return getattr, (os, "environ")
         if isinstance(obj, MethodType) and type(obj.__self__).__module__.startswith("horovod."):
-            module = sys.modules.get("horovod.torch")
+            module = sys.modules.get("horovod.torch")  # `from horovod.torch import rank` in a script
             if getattr(module, obj.__name__, None) == obj:
                 return getattr, (module, obj.__name__)
         if isinstance(obj, functools._lru_cache_wrapper) and not travels_by_name(obj.__module__):
+            # Sent as code: cloudpickle knows it only by its name.
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
 
@@ -113,17 +111,19 @@ def refuse_horovod_of_driver(config: Any) -> None:
         return
 
 
-def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError:
-    cause = ""
-    if found := find_largest(function, size, dumps):
-        where, what, part_size = found
-        cause = f" ({part_size / MB:.0f} MB in its {where} of type {type_name(what)})"
-    return SerializationError(
-        f"{function_name(function)} cannot be sent to its ranks: it and all that it refers to must be at "
-        f"most {max_bytes / MB:.1f} MB, Ray's limit (FUNCTION_SIZE_ERROR_THRESHOLD), got "
-        f"{size / MB:.1f} MB{cause}. Pass large objects with horovod_tune.with_parameters, or load them "
-        "inside the function."
-    )
+def _warn_of_horovod_in_driver() -> None:
+    """Warn once if `hvd.init()` was called in the driver."""
+    global _has_warned
+    horovod = sys.modules.get("horovod.torch")
+    # init() sets the ranks of the world, and shutdown() leaves them.
+    if horovod is not None and horovod.global_process_set.ranks and not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            "Horovod was initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. Anything "
+            "computed from them outside the training function (samplers, data shards, learning rates) is "
+            "wrong in every rank. Move hvd.init() and all that depends on it into the function.",
+            stacklevel=2,
+        )
 
 
 @whole_registry()
@@ -139,37 +139,37 @@ def travels_by_name(module: str) -> bool:
 
 
 class ShippedFunction:
-    """The training function, serialised for the ranks.
+    """The training function, serialised for the ranks when Tune ships the trainable class.
 
-    The function is pickled when Tune ships the trainable class, so that what it refers to may be defined
-    after `DistributedTrainableCreator` is called. The coordinator receives bytes, and never imports what the
-    function needs. `pickled` raises SerializationError if there are more than ``max_bytes``.
+    What it refers to may so be defined after `DistributedTrainableCreator` is called. `pickled` raises
+    SerializationError if there are more than ``max_bytes``.
     """
 
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
 
     def __init__(
-        self,
-        function: Callable[..., Any] | None,
-        token: str,
-        pickled: bytes = b"",
-        *,
-        max_bytes: float = math.inf,
+        self, function: Any, token: str, pickled: bytes = b"", *, max_bytes: float = math.inf
     ) -> None:
-        self._function = function
-        self.token = token
-        self._pickled = pickled
-        self._max_bytes = max_bytes
+        self.token, self._function, self._pickled, self._max_bytes = token, function, pickled, max_bytes
         self._live[token] = self
 
     def pickled(self) -> bytes:
         if self._function is None:
             return self._pickled
-        warn_of_horovod_in_driver()
+        _warn_of_horovod_in_driver()
         pickled = dumps(self._function)
-        if len(pickled) > self._max_bytes:
-            raise _oversized(self._function, len(pickled), self._max_bytes)
-        return pickled
+        if len(pickled) <= self._max_bytes:
+            return pickled
+        cause = ""
+        if found := find_largest(self._function, len(pickled), dumps):
+            where, part, size = found
+            cause = f" ({size / MB:.0f} MB in its {where} of type {type_name(part)})"
+        raise SerializationError(
+            f"{function_name(self._function)} cannot be sent to its ranks: it and all that it refers to must "
+            f"be at most {self._max_bytes / MB:.1f} MB, Ray's limit (FUNCTION_SIZE_ERROR_THRESHOLD), got "
+            f"{len(pickled) / MB:.1f} MB{cause}. Pass large objects with horovod_tune.with_parameters, or "
+            "load them inside the function."
+        )
 
     def modules(self) -> list[str]:
         """Return the function's module, in a list, if ranks import it by name; otherwise nothing."""

@@ -39,7 +39,10 @@ def check_training_function(func: Any) -> None:
     name = function_name(func)
     inner = unwrapped(func)
     if inspect.isclass(inner):
-        _refuse_class(inner, name)
+        cure = f"; if its objects can be called with config, pass one: {name}(...)"
+        if issubclass(inner, getattr(sys.modules.get("ray.tune"), "Trainable", ())):
+            cure = ", which is already a Tune trainable; pass the training function itself"
+        raise TrainingFunctionError(f"func must be a function that takes config, got the class {name}{cure}")
     if type(inner).__module__.startswith("ray.") and hasattr(inner, "remote"):
         own_name = str(getattr(inner, "_function_name", None) or name).rpartition(".")[2]
         raise TrainingFunctionError(
@@ -66,39 +69,23 @@ def check_config(config: Any, where: str = "") -> None:
 
     Runs in the driver, for each trial: Tune's own error would end the search without naming the parameter.
     """
-    if isinstance(config, list | tuple):
-        for index, value in enumerate(config):
-            if isinstance(value, Mapping | list | tuple):
-                check_config(value, f"{where}[{index}]")
-    if not isinstance(config, Mapping):
+    if isinstance(config, Mapping):
+        try:
+            sorted(config)
+            unfit = [key for key in config if not isinstance(key, str | int | float | None)]
+        except TypeError:
+            unfit = list(config)
+        if unfit:
+            kinds = ", ".join(sorted({type(key).__name__ for key in unfit}))
+            raise SpecError(
+                f"the keys of {f'parameter {where}' if where else 'config'} must all be strings or all be "
+                f"numbers, got {kinds} "
+                f"({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
+            )
+    elif not isinstance(config, list | tuple):
         return
-    try:
-        sorted(config)
-        unfit = [key for key in config if not isinstance(key, str | int | float | None)]
-    except TypeError:
-        unfit = list(config)
-    if unfit:
-        kinds = ", ".join(sorted({type(key).__name__ for key in unfit}))
-        raise SpecError(
-            f"the keys of {f'parameter {where}' if where else 'config'} must all be strings or all be "
-            f"numbers, got {kinds} "
-            f"({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
-        )
-    for key, value in config.items():
-        check_config(value, f"{where}[{key!r}]" if where else repr(key))
-
-
-def _refuse_class(given: type, name: str) -> None:
-    trainable = getattr(sys.modules.get("ray.tune"), "Trainable", None)
-    if trainable is not None and issubclass(given, trainable):
-        raise TrainingFunctionError(
-            f"func must be a function that takes config, got the class {name}, which is already a Tune "
-            "trainable; pass the training function itself"
-        )
-    raise TrainingFunctionError(
-        f"func must be a function that takes config, got the class {name}; if its objects can be called "
-        f"with config, pass one: {name}(...)"
-    )
+    for label, part in parts_of(config):
+        check_config(part, where + label if where else label[1:-1])
 
 
 def _refuse_tunes_parameters(func: Any, name: str) -> None:
@@ -133,25 +120,18 @@ RESOURCE_ARGUMENTS = (
 
 def _check_signature(func: Callable[..., Any], name: str) -> None:
     try:
-        own_signature = inspect.signature(unwrapped(func))
+        signature = inspect.signature(unwrapped(func))
     except ValueError:
         return  # some functions written in C have no signature
-    try:
-        signature = inspect.signature(func)
-    except ValueError as error:
-        assert isinstance(func, partial)
-        bound = ", ".join([*map(repr, func.args), *func.keywords])
-        raise TrainingFunctionError(
-            f"{name}{own_signature} cannot be called with what functools.partial binds ({bound}): {error}"
-        ) from None
     if "checkpoint_dir" in signature.parameters:
         raise TrainingFunctionError(
             f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "
             "horovod_tune.get_checkpoint() in the function instead"
         )
     try:
+        signature = inspect.signature(func)
         signature.bind({})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # a ValueError: a partial binds what the function does not take
         raise TrainingFunctionError(
             f"func must be callable as {name}(config) with one positional argument, got "
             f"{name}{signature}: {error}. Bind further arguments with functools.partial or with_parameters."

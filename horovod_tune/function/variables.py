@@ -1,7 +1,6 @@
 """Runs in the driver: finds the variable of a training function that cannot be pickled, or is too large.
 
-This is done only after pickling has failed, or has given too many bytes, since it pickles each part again.
-cloudpickle's own error names a type but no variable.
+cloudpickle's own error names a type but no variable. Each part is pickled again, so this is done only then.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""`with_parameters`: large objects for the training function, put into Ray's object store once.
-
-The function is sent without them. In a TPU trial, the ranks of a host share the memory of the tensors: a rank
-copies only the pages that it writes to, and the next trial finds the original values. In other trials, every
-rank gets its own copy.
-"""
+"""`with_parameters`: large objects that the function is sent without, put into Ray's object store once."""
 
 from __future__ import annotations
 
@@ -117,16 +112,13 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
     # A partial has no name, and functools' module.
     bound.__name__ = function_name(func)
     bound.__module__ = getattr(unwrapped(func), "__module__", bound.__module__)
-    # Its own signature, not that of `func`.
-    bound.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    )
+    del bound.__wrapped__  # type: ignore[attr-defined]  # its signature is not that of `func`
     bound._placeholder = placeholder  # type: ignore[attr-defined]
     return bound
 
 
 def parameters_of(func: Any) -> ShippedParameters | None:
-    """Return what `with_parameters` bound to ``func``, or to what a partial wraps; None if nothing."""
+    """Return what `with_parameters` bound to ``func``; None if nothing."""
     placeholder = getattr(unwrapped(func), "_placeholder", None)
     return placeholder.shipped if isinstance(placeholder, _Placeholder) else None
 
@@ -141,7 +133,14 @@ def pack_values(values: dict[str, Any]) -> bytes:
     import torch
 
     for name, value in values.items():
-        _check_on_cpu(torch, name, value)
+        tensors = [value] if isinstance(value, torch.Tensor) else []
+        if isinstance(value, torch.nn.Module):
+            tensors = [*value.parameters(), *value.buffers()]
+        for device in {tensor.device for tensor in tensors}:
+            if device.type != "cpu":
+                raise TrainingFunctionError(
+                    f"the tensors of parameter {name!r} must be on the CPU, got one on {device}"
+                )
     try:
         return _saved(torch, values)
     except Exception as error:  # whatever a user's __reduce__ raises
@@ -161,17 +160,6 @@ def _saved(torch: Any, value: Any) -> bytes:
     return file.getvalue()
 
 
-def _check_on_cpu(torch: Any, name: str, value: Any) -> None:
-    tensors = [value] if isinstance(value, torch.Tensor) else []
-    if isinstance(value, torch.nn.Module):
-        tensors = [*value.parameters(), *value.buffers()]
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            raise TrainingFunctionError(
-                f"the tensors of parameter {name!r} must be on the CPU, got one on {tensor.device}"
-            )
-
-
 def provided() -> dict[str, Any]:
     """Return the objects of this rank's trial, fetched at the first call.
 
@@ -184,8 +172,7 @@ def provided() -> dict[str, Any]:
             "the parameters of with_parameters were not sent with the function: pass "
             "DistributedTrainableCreator the function that with_parameters returns"
         )
-    # Per session, not per process: a rank that changes an object must not change another rank's.
-    if live.parameters is None:
+    if live.parameters is None:  # per session: on TPU v2 and v3 a process has two ranks
         live.parameters = load_values(live.request.parameters)
     return live.parameters
 

@@ -1,8 +1,4 @@
-"""Checks that private APIs of Ray and torch have the expected shape before they are used.
-
-A `Patch` names the APIs that it needs and what a user loses without it. If the library has changed, the patch
-is not applied and a warning is logged once per process.
-"""
+"""Checks that private APIs of Ray and torch have the expected shape before they are used."""
 
 from __future__ import annotations
 
@@ -13,9 +9,13 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 logger = logging.getLogger(__name__)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 def difference(part: str) -> str:
@@ -73,28 +73,26 @@ def _source(found: Any) -> str:
         return ""
 
 
-# Whether the library has the shape that a patch needs, by the patch's name.
+# Whether the library has the shape that a patch needs, by what is lost without the patch.
 _decided: dict[str, bool] = {}
 
 
 class Patch:
-    """A use of another library's private APIs.
+    """A use of another library's private APIs. If they have changed, it is left out, with one warning.
 
-    Args:
-        name: unique name of the patch.
-        without: what a user loses if the patch cannot be applied, as a clause.
-        parts: the APIs that the patch was written for, as in `difference`.
+    ``without`` is what a user then loses, as a clause that no other patch has; ``parts`` are the APIs that
+    the patch was written for, as in `difference`.
     """
 
-    def __init__(self, name: str, without: str, *parts: str) -> None:
-        self.name, self.without, self.parts = name, without, parts
+    def __init__(self, without: str, *parts: str) -> None:
+        self.without, self.parts = without, parts
 
     @property
     def fits(self) -> bool:
         """True if the library has the expected shape. The first check in a process logs any difference."""
-        if self.name not in _decided:
+        if self.without not in _decided:
             differences = list(filter(None, map(difference, self.parts)))
-            _decided[self.name] = not differences
+            _decided[self.without] = not differences
             if differences:
                 library = re.split("[.:]", self.parts[0])[0]
                 logger.warning(
@@ -104,9 +102,26 @@ class Patch:
                     self.without,
                     "; ".join(differences),
                 )
-        return _decided[self.name]
+        return _decided[self.without]
 
-    @property
-    def is_due(self) -> bool:
-        """True if the patch fits and must be applied now: it was not checked before in this process."""
-        return self.name not in _decided and self.fits
+    def once(self, apply: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result | None]:
+        """Decorate a function that changes the library: only its first call in a process has an effect."""
+
+        @functools.wraps(apply)
+        def apply_once(*args: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result | None:
+            is_due = self.without not in _decided and self.fits
+            return apply(*args, **keywords) if is_due else None
+
+        return apply_once
+
+    def otherwise(self, value: Any) -> Callable[[_Function], _Function]:
+        """Return a decorator of functions that return ``value`` if the library has changed."""
+
+        def decorate(function: _Function) -> _Function:
+            @functools.wraps(function)
+            def checked(*args: Any, **keywords: Any) -> Any:
+                return function(*args, **keywords) if self.fits else value
+
+            return cast(_Function, checked)
+
+        return decorate

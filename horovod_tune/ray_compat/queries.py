@@ -23,66 +23,27 @@ from horovod_tune.spec.placement import Placement, check_fits
 logger = logging.getLogger(__name__)
 
 _STATE = "ray._private.state:state"
-_DRIVERS_NODE = Patch(
-    "the driver's node",
-    "checkpoints and logs reach the driver only if all hosts share the storage path",
-    f"{_STATE}.job_table",
-)
-_REPORTS = Patch(
-    "reports of restored trials",
-    "after Tuner.restore, PromotingASHA has only the last report of each trial",
-    "ray.tune.experiment:Trial uses storage",
-    "ray.train._internal.storage:StorageContext uses storage_filesystem trial_fs_path",
-)
-_GROWTH = Patch(
-    "clusters that can grow",
-    "a trial that no machine can ever hold waits instead of being refused",
-    "ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS",
-    "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
-    "ray._private.worker:_global_node",
-    "ray._private.node:Node.is_head",
-)
-_FUNCTION_SIZE = Patch(
-    "the size of functions",
-    "a training function that is too large to be sent ends the search with Ray's own error",
-    "ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD",
-)
 # Allowance for what a pickled trainable class has besides its function: a few thousand bytes in practice.
 _BYTES_OF_A_CLASS = 100_000
-_OUTPUT = Patch(
-    "rotated files of a worker's output",
-    "with RAY_ROTATION_MAX_BYTES, ranks have no logs",
-    "ray._private.worker:Worker.get_out_file_path(self)",
-    "ray._private.worker:Worker.get_err_file_path(self)",
-)
-_PREEMPTION = Patch(
-    "preempted nodes",
-    "the preemption of a trial's node counts as a failure of the trial",
+_DRAINING = Patch(
+    "the preemption of a trial's node counts as a failure of the trial, and near a job's time limit, trials "
+    "that call commit() but report no checkpoints save nothing",
     f"{_STATE}.get_draining_nodes",
     f"{_STATE}.available_resources_per_node",
     "ray.core.generated.common_pb2:NodeDeathInfo.Reason",
-)
-_GCS = "ray._raylet:InnerGcsClient"
-_ANNOUNCED_END = Patch(
-    "the announced end of all nodes",
-    "near a job's time limit, trials that call commit() but report no checkpoints save nothing",
-    f"{_GCS}.internal_kv_put(self, key, value, overwrite, namespace, timeout)",
+    "ray._raylet:InnerGcsClient.internal_kv_put(self, key, value, overwrite, namespace, timeout)",
     "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
 )
 # The key that `announce_end` sets in Ray's key-value store, and its namespace.
 _ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
-_SESSION_DIRECTORY = Patch(
-    "the session's directory",
-    "each process fetches its own copy of a checkpoint from another host",
-    "ray._private.worker:_global_node",
-    "ray._private.node:Node.get_session_dir_path(self)",
-)
 
 
+@Patch(
+    "checkpoints and logs reach the driver only if all hosts share the storage path",
+    f"{_STATE}.job_table",
+).otherwise(None)
 def driver_node_id() -> str | None:
     """Return the id of the Ray node that this job's driver runs on, or None if Ray has no entry for it."""
-    if not _DRIVERS_NODE.fits:
-        return None
     from ray._private.state import state
 
     job = ray.get_runtime_context().get_job_id()
@@ -91,13 +52,16 @@ def driver_node_id() -> str | None:
     return next((node["NodeID"] for node in nodes), None)
 
 
+@Patch(
+    "after Tuner.restore, PromotingASHA has only the last report of each trial",
+    "ray.tune.experiment:Trial uses storage",
+    "ray.train._internal.storage:StorageContext uses storage_filesystem trial_fs_path",
+).otherwise(())
 def reports_of(trial: Any) -> list[dict[str, Any]]:
     """Return the reports in a trial's result.json in the storage, in order; truncated lines are left out.
 
     Tune itself keeps only a trial's last report.
     """
-    if not _REPORTS.fits:
-        return []
     path = f"{trial.storage.trial_fs_path}/result.json"
     try:
         with trial.storage.storage_filesystem.open_input_stream(path) as file:
@@ -112,17 +76,22 @@ def reports_of(trial: Any) -> list[dict[str, Any]]:
     return [report for report in reports if isinstance(report, dict)]
 
 
+@Patch(
+    "a trial that no machine can ever hold waits instead of being refused",
+    "ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS",
+    "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
+    "ray._private.worker:_global_node",
+    "ray._private.node:Node.is_head",
+).otherwise(True)
 def cluster_can_grow() -> bool:
     """Return True if an autoscaler may add nodes, so that the present nodes do not limit what can ever fit.
 
-    Ray has no public call for that. Autoscaler v2 labels nodes with their type (under `ray up`, the head from
+    Autoscaler v2 labels nodes with their type (under `ray up`, the head from
     the start); v1 publishes the types of its active nodes and which nodes are pending. A head without a
     cluster file also runs a monitor, which gives each node a type of its own, ``node_`` and an id. The
     provider ``local`` cannot grow beyond the machines in its file, but `ray up` returns before these have
     joined. A head that has just started has published nothing yet.
     """
-    if not _GROWTH.fits:
-        return True
     from ray._private import worker
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
     from ray.experimental.internal_kv import _internal_kv_get
@@ -139,18 +108,25 @@ def cluster_can_grow() -> bool:
     return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
 
 
+@Patch(
+    "a training function that is too large to be sent ends the search with Ray's own error",
+    "ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD",
+).otherwise(math.inf)
 def most_bytes_of_a_function() -> float:
     """Return the maximum size in bytes of a pickled training function, which is part of an actor's class."""
-    if not _FUNCTION_SIZE.fits:
-        return math.inf
     from ray._private.ray_constants import FUNCTION_SIZE_ERROR_THRESHOLD
 
     return float(FUNCTION_SIZE_ERROR_THRESHOLD - _BYTES_OF_A_CLASS)
 
 
+@Patch(
+    "with RAY_ROTATION_MAX_BYTES, ranks have no logs",
+    "ray._private.worker:Worker.get_out_file_path(self)",
+    "ray._private.worker:Worker.get_err_file_path(self)",
+).otherwise([])
 def rotated_output() -> list[str]:
     """Return the files to which Ray writes what this worker prints, if it rotates them; else nothing."""
-    if not os.environ.get("RAY_ROTATION_MAX_BYTES") or not _OUTPUT.fits:
+    if not os.environ.get("RAY_ROTATION_MAX_BYTES"):
         return []
     worker = ray._private.worker.global_worker
     return [worker.get_out_file_path(), worker.get_err_file_path()]
@@ -177,25 +153,21 @@ def check_cluster_holds(placement: Placement) -> None:
         check_fits(placement, resources_of_nodes())
 
 
+@_DRAINING.otherwise(set())
 def draining_nodes() -> set[str]:
     """Return the ids of the draining nodes: those that Ray drains, or all after `announce_end`."""
-    if _ANNOUNCED_END.fits:
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        key, namespace = _ALL_NODES_DRAIN
-        if _internal_kv_get(key, namespace=namespace):
-            return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    if not _PREEMPTION.fits:
-        return set()
     from ray._private.state import state
+    from ray.experimental.internal_kv import _internal_kv_get
 
+    key, namespace = _ALL_NODES_DRAIN
+    if _internal_kv_get(key, namespace=namespace):
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     return set(state.get_draining_nodes())
 
 
+@_DRAINING.otherwise({})
 def free_on_remaining_nodes() -> dict[str, dict[str, float]]:
     """Return the free resources of each node that is not draining, by the nodes' ids."""
-    if not _PREEMPTION.fits:
-        return {}
     from ray._private.state import state
 
     draining = draining_nodes()
@@ -203,6 +175,7 @@ def free_on_remaining_nodes() -> dict[str, dict[str, float]]:
     return {node: dict(amounts) for node, amounts in free.items() if node not in draining}
 
 
+@_DRAINING.otherwise(False)
 def is_preempted(node_ids: Iterable[str]) -> bool:
     """Return True if one of these nodes was preempted, or is about to be.
 
@@ -210,7 +183,7 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
     the actors' errors: a draining node counts as preempted, like a node that died after draining.
     """
     wanted = set(node_ids)
-    if not wanted or not _PREEMPTION.fits:
+    if not wanted:
         return False
     if wanted & draining_nodes():
         return True
@@ -245,21 +218,24 @@ def announce_end(address: str) -> None:
         RuntimeError: this version of Ray lacks the private calls that this needs.
         ray.exceptions.RaySystemError: the head does not respond.
     """
-    if not _ANNOUNCED_END.fits:
-        raise RuntimeError(_ANNOUNCED_END.without)
+    if not _DRAINING.fits:
+        raise RuntimeError(_DRAINING.without)
     _raylet: Any = importlib.import_module("ray._raylet")  # compiled, without types
     key, namespace = _ALL_NODES_DRAIN
     _raylet.GcsClient(address=address).internal_kv_put(key, b"1", True, namespace, timeout=30)
 
 
+@Patch(
+    "each process fetches its own copy of a checkpoint from another host",
+    "ray._private.worker:_global_node",
+    "ray._private.node:Node.get_session_dir_path(self)",
+).otherwise(None)
 def private_directory() -> Path | None:
     """Return a directory of this Ray session on this host that only this user may enter.
 
     None in a process without a session (a Ray Client), or if the directory cannot be made: the session's
     directory is not writable, or another user has made this directory.
     """
-    if not _SESSION_DIRECTORY.fits:
-        return None
     node = ray._private.worker._global_node
     session = Path(node.get_session_dir_path()) if node is not None else None
     if session is None or not session.is_dir():

@@ -1,28 +1,25 @@
-"""Settings of Tune's schedulers and searchers that have no public interface."""
+"""Tune's schedulers, searchers and limiters: settings and state that have no public interface."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from horovod_tune.ray_compat.compatibility import Patch
 
-_SCHEDULES = Patch(
-    "schedules",
+
+@Patch(
     "pass time_attr to BayesOptSearch explicitly",
     "ray.tune.schedulers:ASHAScheduler uses _time_attr _max_t",
     "ray.tune.schedulers:HyperBandScheduler uses _time_attr _max_t_attr",
     "ray.tune.schedulers:ResourceChangingScheduler uses _base_scheduler",
-)
-
-
+).otherwise(None)
 def time_attr_of(scheduler: Any) -> str | None:
     """Return the time attribute of a scheduler that has a ``max_t``; None otherwise.
 
     Other schedulers, such as median stopping and population-based training, measure time in seconds by
     default, which is of little use for learning curves.
     """
-    if not _SCHEDULES.fits:
-        return None
     scheduler = getattr(scheduler, "_base_scheduler", scheduler)
     has_end = hasattr(scheduler, "_max_t") or hasattr(scheduler, "_max_t_attr")
     time_attr = getattr(scheduler, "_time_attr", None)
@@ -69,3 +66,45 @@ def space_of(search: Any) -> Any:
     while getattr(search, "searcher", None) is not None:
         search = search.searcher
     return getattr(search, "space_spec", getattr(search, "_space", None))
+
+
+def release_slot(controller: Any, trial_id: str) -> None:
+    """Stop Tune's limiters from counting a paused trial."""
+    for limiter, live in _limiters(controller):
+        if trial_id in live:
+            live.remove(trial_id)
+            if ended := getattr(limiter, "cached_results", None):
+                # It holds back the results of a batch, which may wait for no other trial now. Told of one
+                # again, it counts one trial less, and passes the results on if none is left.
+                ended_id, (result, error) = next(iter(ended.items()))
+                limiter.on_trial_complete(ended_id, result, error)
+            elif hasattr(limiter, "num_unfinished_live_trials"):
+                limiter.num_unfinished_live_trials -= 1
+
+
+def acquire_slot(controller: Any, trial_id: str) -> None:
+    """Make Tune's limiters count a trial again when it continues."""
+    for limiter, live in _limiters(controller):
+        if trial_id not in live:
+            live.add(trial_id)
+            if hasattr(limiter, "num_unfinished_live_trials"):
+                limiter.num_unfinished_live_trials += 1
+
+
+@Patch(
+    "PromotingASHA runs fewer trials at once than max_concurrent",
+    "ray.tune.search:ConcurrencyLimiter uses live_trials num_unfinished_live_trials cached_results searcher",
+    "ray.tune.search.basic_variant:BasicVariantGenerator uses _live_trials",
+).otherwise(())
+def _limiters(controller: Any) -> Iterator[tuple[Any, set[str]]]:
+    """Yield the limiters of a search's concurrent trials, each with the ids of the trials that it counts."""
+    from ray.tune.search import ConcurrencyLimiter
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    search = controller.search_alg
+    while search is not None:
+        if isinstance(search, ConcurrencyLimiter):
+            yield search, search.live_trials
+        elif isinstance(search, BasicVariantGenerator):
+            yield search, search._live_trials
+        search = getattr(search, "searcher", None)

@@ -1,7 +1,4 @@
-"""Tune's class for a result with its checkpoint, which a trainable's `save` must return.
-
-On import, this also checks the trial storage that `trainable.py` and `coordinator/trial_storage.py` use.
-"""
+"""Tune's class for what a trainable's `save` must return. The import also checks the trial's storage."""
 
 from __future__ import annotations
 

@@ -9,38 +9,29 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import ray
 
 from horovod_tune.ray_compat.compatibility import Patch, wrap
-from horovod_tune.ray_compat.patches.idle_processes import LIGHTNING_VARIABLE
+from horovod_tune.ray_compat.patches.actors import LIGHTNING_VARIABLE
 from horovod_tune.session.reported_values import merge_metrics
 from horovod_tune.session.session import Session, current
 
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
 _SESSION = Patch(
-    "Tune's session in ranks",
     "ray.tune.report does not work inside a rank: call horovod_tune.report",
     f"{_SESSION_MODULE}:get_session uses _session",
     f"{_SESSION_MODULE}:_session",
 )
 _REPORT = Patch(
-    "Tune's report in ranks",
     "ray.tune.report takes no keywords inside a rank: call horovod_tune.report(loss=...)",
     f"{_REPORT_MODULE}:report(metrics, checkpoint) uses get_session",
     f"{_REPORT_MODULE}:_in_tune_session uses get_session world_rank",
 )
 _MLFLOW_MODULE = "ray.air.integrations.mlflow"
-_MLFLOW = Patch(
-    "Ray's setup_mlflow in ranks",
-    "setup_mlflow starts a run on every rank: call it on rank 0 only",
-    f"{_MLFLOW_MODULE}:setup_mlflow uses rank_zero_only _in_tune_session",
-    f"{_MLFLOW_MODULE}:_NoopModule",
-)
 _LAUNCH_HOOKS = Patch(
-    "Ray tasks of a training function",
     "a task or actor that requests CPUs in the trial's placement group waits forever",
     "ray.remote_function:_task_launch_hook",
     "ray.actor:_actor_launch_hook",
@@ -56,51 +47,41 @@ class _TrialInfo:
 
     run_id = None
     accelerator = None
-    _OF_THE_TRIAL = ("trial_id", "trial_name", "trial_dir", "experiment_name")
-    _OF_THE_RANK: ClassVar[dict[str, str]] = {
-        "world_rank": "rank",
-        "world_size": "size",
-        "local_rank": "local_rank",
-        "local_world_size": "local_size",
-        "node_rank": "cross_rank",
-    }
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.metadata: dict[str, Any] = {}
 
-    @property
-    def _live(self) -> Session:
-        return current() or self._session
-
     def __getattr__(self, name: str) -> Any:
-        if name in self._OF_THE_TRIAL:
-            return getattr(self._live.request, name)
-        if name in self._OF_THE_RANK:
-            return getattr(self._live.rank_info, self._OF_THE_RANK[name])
+        live = current() or self._session
+        match name:
+            case "trial_id" | "trial_name" | "trial_dir" | "experiment_name":
+                return getattr(live.request, name)
+            case "trial_resources":
+                return pickle.loads(live.request.resources)
+            case "storage":
+                return pickle.loads(live.request.storage)
+            case "loaded_checkpoint":
+                return live.get_checkpoint()
+            case "local_rank":
+                return live.rank_info.local_rank
+            case "world_rank" | "world_size":
+                return getattr(live.rank_info, name.removeprefix("world_"))
+            case "local_world_size":
+                return live.rank_info.local_size
+            case "node_rank":
+                return live.rank_info.cross_rank
         raise AttributeError(name)
 
-    @property
-    def trial_resources(self) -> Any:
-        return pickle.loads(self._live.request.resources)
-
-    @property
-    def storage(self) -> Any:
-        return pickle.loads(self._live.request.storage)
-
-    @property
-    def loaded_checkpoint(self) -> Any:
-        return self._live.get_checkpoint()
-
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
-        self._live.report(metrics, checkpoint)
+        (current() or self._session).report(metrics, checkpoint)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs a hook after a module's import, so that a rank need not import ray.tune itself (0.6 s)."""
 
     def __init__(self, hooks: Mapping[str, Callable[[ModuleType], object]]) -> None:
-        self._hooks = dict(hooks)
+        self._hooks = hooks
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -133,15 +114,14 @@ def install_session(session: Session | None) -> None:
         _install(module)
 
 
+@_SESSION.otherwise(None)
 def _install(module: ModuleType) -> None:
-    if _SESSION.fits:
-        module._session = _installed  # type: ignore[attr-defined]
+    module._session = _installed  # type: ignore[attr-defined]
 
 
+@_REPORT.otherwise(None)
 def _accept_keywords(module: ModuleType) -> None:
     """Make ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
-    if not _REPORT.fits:
-        return
     before = module.report
 
     @wrap(module, "report")
@@ -155,10 +135,13 @@ def _accept_keywords(module: ModuleType) -> None:
         tune.report = module.report  # type: ignore[attr-defined]
 
 
+@Patch(
+    "setup_mlflow starts a run on every rank: call it on rank 0 only",
+    f"{_MLFLOW_MODULE}:setup_mlflow uses rank_zero_only _in_tune_session",
+    f"{_MLFLOW_MODULE}:_NoopModule",
+).otherwise(None)
 def _set_up_mlflow_once(module: ModuleType) -> None:
     """Make ``setup_mlflow`` return Ray's no-op module on ranks other than 0, as in Ray Train."""
-    if not _MLFLOW.fits:
-        return
 
     @wrap(module, "setup_mlflow")
     def setup_mlflow(original: Any, *args: Any, rank_zero_only: bool = True, **keywords: Any) -> Any:
@@ -195,18 +178,12 @@ def prepare_rank_process() -> None:
         ray.remote_function._task_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
         ray.actor._actor_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
     # The hook for ray.tune only reads `fits`, which logs a warning if Tune's modules have changed.
-    hooks = {
+    hooks: dict[str, Callable[[ModuleType], object]] = {
         _SESSION_MODULE: _install,
         _REPORT_MODULE: _accept_keywords,
         _MLFLOW_MODULE: _set_up_mlflow_once,
         "ray.tune": lambda _: _SESSION.fits and _REPORT.fits,
     }
-    waiting = {}
-    for name, hook in hooks.items():
-        module = sys.modules.get(name)
-        if module is None:
-            waiting[name] = hook
-        else:
-            hook(module)
-    if waiting:
-        sys.meta_path.insert(0, _AfterImport(waiting))
+    for name in hooks.keys() & sys.modules.keys():
+        hooks.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(hooks))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod_tune.errors import ResourcesUnavailable
@@ -24,8 +24,19 @@ def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
 
     >>> check_fits(Placement(({"CPU": 2.0},), "PACK"), [{"CPU": 4.0}])
     """
-    if not fits(placement, nodes):
-        raise ResourcesUnavailable(_shortage(placement, nodes))
+    if fits(placement, nodes):
+        return
+    count, asked = len(placement.bundles), amounts(placement.bundles[0])
+    if count > 1:
+        asked = f"{count} x {asked}"
+        asked += " on different machines" if placement.strategy == "STRICT_SPREAD" else ""
+    names = {name for each in placement.bundles for name in each}
+    there = "; ".join(amounts({name: node.get(name, 0.0) for name in names}) for node in nodes)
+    raise ResourcesUnavailable(
+        f"a trial requests {asked}, which this cluster can never provide: its {len(nodes)} node(s) have "
+        f"{there}. "
+        "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more resources."
+    )
 
 
 def fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
@@ -35,19 +46,14 @@ def fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
     False
     """
     room = [dict(node) for node in nodes]
-    spread = placement.strategy == "STRICT_SPREAD"
-    taken: set[int] = set()
-    for bundle in sorted(placement.bundles, key=lambda b: -sum(b.values())):
-        for index, node in enumerate(room):
-            if spread and index in taken:
-                continue
-            if _holds(node, bundle):
-                for name, amount in bundle.items():
-                    node[name] = node.get(name, 0.0) - amount
-                taken.add(index)
-                break
-        else:
+    for bundle in sorted(placement.bundles, key=lambda each: -sum(each.values())):
+        node = next((node for node in room if _holds(node, bundle)), None)
+        if node is None:
             return False
+        if placement.strategy == "STRICT_SPREAD":
+            room.remove(node)
+        for name, amount in bundle.items():
+            node[name] = node.get(name, 0.0) - amount
     return True
 
 
@@ -69,18 +75,10 @@ def _holds(node: dict[str, float], resources: dict[str, float]) -> bool:
     return all(node.get(name, 0.0) > amount - 5e-5 for name, amount in resources.items())
 
 
-def _shortage(placement: Placement, nodes: Sequence[dict[str, float]]) -> str:
-    count, bundle = len(placement.bundles), placement.bundles[0]
-    where = " on different machines" if placement.strategy == "STRICT_SPREAD" else ""
-    asked = f"{count} x {_amounts(bundle)}{where}" if count > 1 else _amounts(bundle)
-    names = sorted({name for each in placement.bundles for name in each})
-    there = "; ".join(_amounts({name: node.get(name, 0.0) for name in names}) for node in nodes)
-    return (
-        f"a trial requests {asked}, which this cluster can never provide: its {len(nodes)} node(s) have "
-        f"{there}. "
-        "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more resources."
-    )
+def amounts(resources: Mapping[str, float]) -> str:
+    """Return resources as text.
 
-
-def _amounts(resources: dict[str, float]) -> str:
+    >>> amounts({"GPU": 1.0, "CPU": 0.5})
+    '0.5 CPU, 1 GPU'
+    """
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))

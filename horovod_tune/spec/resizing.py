@@ -8,14 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from horovod_tune.errors import SpecError
-from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.placement import Placement, amounts
 from horovod_tune.spec.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
-
-# Allows for rounding errors: amounts are sums of floats.
-_TOLERANCE = 1e-6
 
 
 def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpec:
@@ -34,34 +31,56 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
     (2, 1)
     """
     if spec.use_tpu:
-        raise SpecError(f"cannot resize a trial to {_text(bundles)}: with use_tpu, a slice keeps its size")
+        raise _refusal(bundles, "with use_tpu, a slice keeps its size")
     held = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
     slots = tuple(_ranks_in(spec, bundle) for bundle in held if bundle)
     if not slots:
-        raise SpecError(f"cannot resize a trial to {_text(bundles)}: that holds no rank{_hint(spec)}")
+        raise _refusal(bundles, f"that holds no rank. {_whole_ranks(spec)}")
     if slots == spec.slots:
         return spec
     size = sum(slots)
     if spec.min_workers is not None and size < spec.min_workers:
-        raise SpecError(
-            f"cannot resize a trial to {_text(bundles)}: {size} rank(s) are fewer than "
-            f"min_workers={spec.min_workers}"
-        )
+        raise _refusal(bundles, f"{size} rank(s) are fewer than min_workers={spec.min_workers}")
     if spec.max_workers is not None and size > spec.max_workers:
-        raise SpecError(
-            f"cannot resize a trial to {_text(bundles)}: {size} rank(s) are more than "
-            f"max_workers={spec.max_workers}. DistributeResources(increase_by=..., increase_by_times=...) "
-            "limits what a trial gets"
+        raise _refusal(
+            bundles,
+            f"{size} rank(s) are more than max_workers={spec.max_workers}. "
+            "DistributeResources(increase_by=..., increase_by_times=...) limits what a trial gets",
         )
     if spec.num_hosts is None or (spec.num_hosts == 1 and len(slots) > 1):
         # The bundles may land on any number of hosts.
         return replace(spec, num_hosts=None, num_slots=None, num_workers=size, resized_slots=slots)
     if len(set(slots)) > 1:
-        raise SpecError(
-            f"cannot resize a trial to {_text(bundles)}: with num_hosts={spec.num_hosts} every host has "
-            "the same number of ranks. Pass num_workers without num_hosts if hosts do not matter"
+        raise _refusal(
+            bundles,
+            f"with num_hosts={spec.num_hosts} every host has the same number of ranks. "
+            "Pass num_workers without num_hosts if hosts do not matter",
         )
     return replace(spec, num_hosts=len(slots), num_slots=slots[0], num_workers=None, resized_slots=slots)
+
+
+def _ranks_in(spec: TrialSpec, bundle: Mapping[str, float]) -> int:
+    each = spec.slot_resources
+    counts = [bundle.get(name, 0.0) / amount for name, amount in each.items()]
+    count = round(counts[0]) if math.isfinite(counts[0]) else 0
+    # Allows for rounding errors: amounts are sums of floats.
+    whole = all(abs(other - count) < 1e-6 for other in counts)
+    if count < 1 or not whole or set(bundle) - set(each):
+        raise _refusal(
+            [bundle],
+            f"a rank holds {amounts(each)}, and a bundle must hold a whole number of ranks. "
+            f"{_whole_ranks(spec)}",
+        )
+    return count
+
+
+def _refusal(bundles: Sequence[Mapping[str, float]], why: str) -> SpecError:
+    asked = " + ".join(amounts(bundle) or "nothing" for bundle in bundles) or "nothing"
+    return SpecError(f"cannot resize a trial to {asked}: {why}")
+
+
+def _whole_ranks(spec: TrialSpec) -> str:
+    return f"DistributeResources(increase_by={spec.slot_resources}) adds whole ranks"
 
 
 def with_workers(spec: TrialSpec, workers: int) -> TrialSpec:
@@ -93,33 +112,7 @@ def resized_request(
         SpecError: the trial cannot run with these resources.
     """
     if isinstance(resources, dict):
-        upper = {name.upper() if name in ("cpu", "gpu") else name: each for name, each in resources.items()}
-        bundles = [upper]
+        bundles = [{name.upper() if name in ("cpu", "gpu") else name: resources[name] for name in resources}]
     else:
         bundles = resources.bundles
     return request_for(resized(spec, bundles).placement())
-
-
-def _ranks_in(spec: TrialSpec, bundle: Mapping[str, float]) -> int:
-    each = spec.slot_resources
-    counts = [bundle.get(name, 0.0) / amount for name, amount in each.items()]
-    count = round(counts[0]) if math.isfinite(counts[0]) else 0
-    whole = all(abs(other - count) < _TOLERANCE for other in counts)
-    if count < 1 or not whole or set(bundle) - set(each):
-        raise SpecError(
-            f"cannot resize a trial to {_text([bundle])}: a rank holds {_text([each])}, and a bundle must "
-            f"hold a whole number of ranks{_hint(spec)}"
-        )
-    return count
-
-
-def _hint(spec: TrialSpec) -> str:
-    return f". DistributeResources(increase_by={spec.slot_resources}) adds whole ranks"
-
-
-def _text(bundles: Sequence[Mapping[str, float]]) -> str:
-    parts = [
-        ", ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) or "nothing"
-        for bundle in bundles
-    ]
-    return " + ".join(parts) or "nothing"

@@ -37,12 +37,3 @@ def shape_of(tpu_type: object) -> tuple[int, int]:
     if chips % 4:
         raise SpecError(f"tpu_type {tpu_type!r} would have {chips} chips, not a multiple of a host's 4")
     return chips // 4, 4
-
-
-def generation_of(tpu_type: str | None) -> str:
-    """Return the generation in a type's name; empty if the type is not known.
-
-    >>> generation_of("v5litepod-16")
-    'v5litepod'
-    """
-    return (tpu_type or "").partition("-")[0]

@@ -24,7 +24,6 @@ from horovod_tune.torch_dist.world_store import WorldStore, wait_for_all
 
 _C10D = "torch.distributed.distributed_c10d"
 GROUPS = Patch(
-    "process groups",
     "every trial starts new workers",
     f"{_C10D}:_new_process_group_helper",
     f"{_C10D}:init_process_group uses _new_process_group_helper",

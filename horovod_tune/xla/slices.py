@@ -14,7 +14,7 @@ from typing import Any
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import WorkerInfo
 from horovod_tune.spec.placement import Placement
-from horovod_tune.spec.tpu_types import generation_of, shape_of
+from horovod_tune.spec.tpu_types import shape_of
 from horovod_tune.spec.trial_spec import TrialSpec
 
 # The numbers of chips that one actor may request in Ray: TPU_VALID_CHIP_OPTIONS.
@@ -104,7 +104,7 @@ def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
 
 def is_undivided(pod_type: str | None) -> bool:
     """Return True if hosts of this type are taken whole: on v7x torch_xla 2.9 adds a fourth dimension."""
-    return generation_of(pod_type) == "v7x"
+    return (pod_type or "").startswith("v7x-")
 
 
 def _all_chips_of_a_host(spec: TrialSpec, single: Sequence[TpuHost]) -> int:

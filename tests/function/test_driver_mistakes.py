@@ -19,7 +19,7 @@ from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError
-from horovod_tune.function import driver_mistakes, shipping
+from horovod_tune.function import shipping
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.with_parameters import pack_values
 
@@ -60,7 +60,7 @@ def test_a_world_of_the_driver_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> 
     shipped = ShippedFunction(in_script("def train(config): pass"), "slips")
     # What hvd.init() and hvd.shutdown() leave.
     monkeypatch.setattr(hvd.global_process_set, "ranks", [0])
-    monkeypatch.setattr(driver_mistakes, "_has_warned", False)
+    monkeypatch.setattr(shipping, "_has_warned", False)
     with pytest.warns(UserWarning, match=r"hvd\.size\(\) is 1.* Move hvd\.init\(\)") as warned:
         shipped.pickled()
         shipped.pickled()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
-from sessions import drain_node
+from processes import eventually
+from sessions import drain_node, simulated_nodes
 
 from horovod_tune.ray_compat import HostPreempted, is_preempted
 
@@ -24,37 +24,16 @@ def test_the_error_travels() -> None:
 def test_a_lost_node_that_was_drained_is_preempted_and_tune_does_not_count_it(tmp_path: Path) -> None:
     import ray
     from ray import tune
-    from ray.cluster_utils import Cluster
-    from ray.exceptions import RayActorError
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    spot = cluster.add_node(num_cpus=1, resources={"spot": 1}, node_ip_address="127.0.0.2")
-    ray.init(address=cluster.address, log_to_driver=False)
-    try:
+    with simulated_nodes({"num_cpus": 1}) as cluster:
+        spot = cluster.add_node(num_cpus=0, resources={"spot": 1})
+        cluster.wait_for_nodes(timeout=60)
         (node,) = (node["NodeID"] for node in ray.nodes() if node["Resources"].get("spot"))
-
-        @ray.remote(num_cpus=0, resources={"spot": 1})
-        class Rank:
-            def answer(self) -> int:
-                return 1
-
-        rank = Rank.remote()
-        assert ray.get(rank.answer.remote(), timeout=60) == 1
         assert not is_preempted([node]) and not is_preempted([])
         drain_node(cluster.address, node)
-        # Known before the machine is gone.
-        assert is_preempted([node])
+        assert is_preempted([node]), "known before the machine is gone"
         cluster.remove_node(spot, allow_graceful=False)
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            try:
-                ray.get(rank.answer.remote(), timeout=60)
-            except RayActorError as error:
-                if error.preempted:
-                    break
-            time.sleep(0.2)
-        else:
-            pytest.fail("Ray does not call the lost actor preempted")
+        eventually(lambda: node not in {each["NodeID"] for each in ray.nodes() if each["Alive"]}, within_s=60)
         assert is_preempted([node]), ray.nodes()
 
         count = tmp_path / "count"
@@ -81,6 +60,3 @@ def test_a_lost_node_that_was_drained_is_preempted_and_tune_does_not_count_it(tm
             ),
         ).fit()
         assert (results.num_errors, results[0].metrics["loss"]) == (0, 1.0)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 
 import cloudpickle
 import pytest
@@ -43,37 +42,38 @@ def where(config):
     mine = [hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
     everyone = hvd.allgather(torch.tensor([mine]), name="where").tolist()
     nodes = hvd.allgather_object(ray.get_runtime_context().get_node_id())
-    report(everyone=everyone, nodes=nodes, size=hvd.size())
-
-
-@pytest.mark.contract
-def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_path):
-    analysis = run(DistributedTrainableCreator(where, num_hosts=2, num_slots=2), tmp_path)
-    (result,) = results_of(analysis.trials[0])
-    assert result["size"] == result["world_size"] == 4
-    assert result["hosts"] == f"{socket.gethostname()}:4", "both nodes are simulated on this host"
-    assert sorted(result["everyone"]) == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
-    first, second = set(result["nodes"][:2]), set(result["nodes"][2:])
-    assert len(first) == len(second) == 1 and first != second
+    report(everyone=everyone, nodes=nodes)
 
 
 def where_with_torch(config):
     import os
 
+    import ray
     import torch.distributed as dist
 
     from horovod_tune import report
 
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, [int(os.environ[name]) for name in names])
-    report(everyone=everyone)
+    mine = [int(os.environ[name]) for name in names], ray.get_runtime_context().get_node_id()
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    everyone, nodes = map(list, zip(*found, strict=True))
+    report(everyone=everyone, nodes=nodes)
 
 
-def test_torchs_ranks_are_consecutive_on_each_host_too(cluster, tmp_path):
-    trainable = DistributedTrainableCreator(where_with_torch, backend="torch", num_hosts=2, num_slots=2)
+@pytest.mark.parametrize(
+    ("backend", "function"),
+    [pytest.param("horovod", where, marks=pytest.mark.contract), ("torch", where_with_torch)],
+    ids=["horovod", "torch"],
+)
+def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_path, backend, function):
+    trainable = DistributedTrainableCreator(function, backend=backend, num_hosts=2, num_slots=2)
     (result,) = results_of(run(trainable, tmp_path).trials[0])
-    assert result["everyone"] == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
+    assert result["world_size"] == 4
+    assert result["hosts"] == f"{socket.gethostname()}:4", "both nodes are simulated on this host"
+    assert sorted(result["everyone"]) == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
+    first, second = set(result["nodes"][:2]), set(result["nodes"][2:])
+    assert len(first) == len(second) == 1 and first != second
 
 
 def test_a_total_larger_than_one_node_spills_to_the_next(cluster, tmp_path):
@@ -194,34 +194,9 @@ def report_often(config):
 
 
 def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(cluster, tmp_path):
-    import cloudpickle
-    import ray
+    from horovod_tune.coordinator.policy import HEARTBEAT_S
 
-    from horovod_tune.coordinator.policy import HEARTBEAT_S, Limits
-    from horovod_tune.coordinator.worker_group import WorkerGroup
-    from horovod_tune.gloo import gloo_backend
-    from horovod_tune.messages import Report, TrialRequest
-    from horovod_tune.spec.trial_spec import make_spec
-
-    spec = make_spec(num_hosts=2, num_slots=2)
-    placement = spec.placement()
-    placement_group = ray.util.placement_group([dict(each) for each in placement.bundles], placement.strategy)
-    ray.get(placement_group.ready(), timeout=60)
-    here = ray.get_runtime_context().get_node_id()  # the head, which has no ranks
-    group = WorkerGroup(gloo_backend.launcher(spec, placement_group, node_id=here), Limits(60.0))
-    try:
-        function = ray.put(cloudpickle.dumps(report_often))
-        directory = str(tmp_path)
-        group.begin(
-            TrialRequest("id", "trial", directory, directory, "experiment", {"reports": 100}, function)
-        )
-        assert len(group.workers) == 4 and not any(worker.channel for worker in group.workers)
-        began = time.monotonic()
-        steps = []
-        while isinstance(event := group.next_event(), Report):
-            steps.append(event.metrics["step"])
-        assert steps == list(range(100))
-        assert time.monotonic() - began < 10 * HEARTBEAT_S
-    finally:
-        group.close()
-        ray.util.remove_placement_group(placement_group)
+    trainable = DistributedTrainableCreator(report_often, num_hosts=2, num_slots=2)
+    results = results_of(run(trainable, tmp_path, config={"reports": 100}).trials[0])
+    assert [result["step"] for result in results] == list(range(100))
+    assert results[-1]["time_total_s"] - results[0]["time_total_s"] < 10 * HEARTBEAT_S

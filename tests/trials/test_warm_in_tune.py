@@ -1,4 +1,4 @@
-"""Workers stay warm through what Tune does with trials: pauses, and one experiment after another."""
+"""Workers stay warm through what Tune does with trials; for pauses, `test_checkpoints.py` looks at this."""
 
 from __future__ import annotations
 
@@ -10,59 +10,12 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from processes import results_of
 
 from horovod_tune import DistributedTrainableCreator, report
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.mark.contract
-def test_a_trial_that_pauses_finds_warm_workers_when_it_continues(ray_session, tmp_path):
-    """With one trial left to run, Tune itself would end the actor of the trial that pauses."""
-    from ray import tune
-    from ray.tune.schedulers import PopulationBasedTraining
-
-    began = tmp_path / "began"
-    began.mkdir()
-
-    def train(config):
-        import tempfile
-
-        from horovod_tune import get_checkpoint, report
-
-        start = get_checkpoint()
-        if start is None:  # both trials begin before one pauses, each on an actor of its own
-            (began / str(config["x"])).touch()
-            ends_s = time.monotonic() + 120
-            while len(list(began.iterdir())) < 2 and time.monotonic() < ends_s:
-                time.sleep(0.05)
-        done = int(Path(start.path, "step").read_text()) if start is not None else 0
-        for step in range(done + 1, 9):
-            with tempfile.TemporaryDirectory() as folder:
-                Path(folder, "step").write_text(str(step))
-                report(step=step, score=config["x"] * step, pid=os.getpid(), checkpoint=folder)
-
-    scheduler = PopulationBasedTraining(
-        time_attr="training_iteration",
-        perturbation_interval=2,
-        hyperparam_mutations={"x": tune.uniform(0.1, 1)},
-        quantile_fraction=0.5,
-        synch=True,
-    )
-    analysis = tune.run(
-        DistributedTrainableCreator(train, num_slots=1),
-        config={"x": tune.grid_search([0.1, 0.9])},
-        scheduler=scheduler,
-        metric="score",
-        mode="max",
-        storage_path=str(tmp_path),
-        verbose=0,
-    )
-    assert [trial.last_result["step"] for trial in analysis.trials] == [8, 8]
-    assert len({result["pid"] for trial in analysis.trials for result in results_of(trial)}) == 2
 
 
 def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):

@@ -1,8 +1,4 @@
-"""Seeds the values that Tune draws for `tune.sample_from` after the search's suggestion.
-
-Tune removes these functions from the space that it passes to a search. It calls them when a trial is added,
-and again when an experiment is restored.
-"""
+"""Seeds what Tune draws for `tune.sample_from` when it adds a trial, and again after a restore."""
 
 from __future__ import annotations
 
@@ -13,20 +9,17 @@ from typing import Any
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
-_PATCH = Patch(
-    "drawn values",
+
+
+@Patch(
     "tune.sample_from draws different values in each run, even if the search has a seed",
     f"{_CONTROLLER}.add_trial(self, trial) uses resolve_config_placeholders",
     f"{_CONTROLLER} uses _search_alg",
     "ray.tune.search.search_generator:SearchGenerator uses searcher",
     "ray.tune.experiment.trial:Trial uses experiment_tag",
-)
-
-
+).once
 def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> None:
-    """Make Tune add each trial inside ``seeding(searcher, experiment_tag)``; applied once per process."""
-    if not _PATCH.is_due:
-        return
+    """Make Tune add each trial inside ``seeding(searcher, experiment_tag)``."""
     from ray.tune.execution.tune_controller import TuneController
 
     @wrap(TuneController, "add_trial")

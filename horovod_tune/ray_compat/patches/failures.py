@@ -1,9 +1,4 @@
-"""Patches how Tune counts and reports a trial's failure.
-
-Without these patches, the death of an actor that is being reset for its next trial counts as two failures, a
-rank's error is below 35 frames of Ray and of this package, and the error of a missing metric quotes the whole
-result.
-"""
+"""Patches how Tune counts and reports a trial's failure."""
 
 from __future__ import annotations
 
@@ -19,8 +14,9 @@ from horovod_tune.ray_compat.compatibility import Patch, wrap
 logger = logging.getLogger(__name__)
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
-_FAILURES = Patch(
-    "failures of trials",
+
+
+@Patch(
     "the death of a reused actor may count as two failures of its trial, and the error of a failed trial "
     "begins with frames of Ray instead of its cause",
     f"{_CONTROLLER} uses _resetting_trials",
@@ -28,41 +24,22 @@ _FAILURES = Patch(
     "_print_trial_errors _process_trial_failure",
     "ray.exceptions:RayTaskError uses proctitle pid ip",
     "ray.exceptions:RayTaskError.as_instanceof_cause(self)",
-    "ray.tune.registry:get_trainable_cls(trainable_name)",
-)
-_METRICS = Patch(
-    "missing metrics",
-    "the error of a metric that no trial reports is Ray's, which quotes the whole result",
-    f"{_CONTROLLER}._validate_result_metrics(self, result) uses _metric",
-    "ray.tune.registry:get_trainable_cls(trainable_name)",
-    "ray.tune.result:AUTO_RESULT_KEYS",
-)
-
-
+).once
 def explain_failures(is_ours: Callable[[type], bool]) -> None:
-    """Count each failure of a distributed trial once, and make its error begin with the cause."""
-    if _FAILURES.is_due:
-        _count_once_with_cause_first(is_ours)
-    if _METRICS.is_due:
-        _name_missing_metric(is_ours)
-
-
-def _count_once_with_cause_first(is_ours: Callable[[type], bool]) -> None:
-    """Count a failure once, and begin its text in the log and in error.txt with the cause.
+    """Count each failure of a distributed trial once, and begin its text in log and error.txt with the cause.
 
     The death of a coordinator that is being reset for its next trial reaches Tune twice, as the actor's death
     and as the failed reset. Tune counts both, and abandons the trial at the second, whatever ``max_failures``
-    is.
+    is. In Tune's own text, a rank's error is below 35 frames of Ray and of this package.
     """
     from ray.exceptions import RayActorError
     from ray.tune.execution.tune_controller import TuneController
-    from ray.tune.registry import get_trainable_cls
 
     counted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     @wrap(TuneController, "_trial_task_failure")
     def fail(original: Any, self: Any, trial: Any, exception: Exception) -> None:
-        if not is_ours(get_trainable_cls(trial.trainable_name)):
+        if not is_ours(trial.get_trainable_cls()):
             original(self, trial, exception)
             return
         cause = getattr(exception, "cause", None)
@@ -100,10 +77,13 @@ def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
     return shown
 
 
-def _name_missing_metric(is_ours: Callable[[type], bool]) -> None:
+@Patch(
+    "the error of a metric that no trial reports is Ray's, which quotes the whole result",
+    f"{_CONTROLLER}._validate_result_metrics(self, result) uses _metric",
+).once
+def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
     """Name the metrics that a distributed trial reports if the requested one is not among them."""
     from ray.tune.execution.tune_controller import TuneController
-    from ray.tune.registry import get_trainable_cls
     from ray.tune.result import AUTO_RESULT_KEYS
 
     unasked = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "should_checkpoint"}
@@ -116,7 +96,7 @@ def _name_missing_metric(is_ours: Callable[[type], bool]) -> None:
         except ValueError as error:
             asked = re.search(r"specified metric\(s\) `(.+?)` that", str(error))
             trials = self.get_trials()
-            if not asked or not trials or not is_ours(get_trainable_cls(trials[0].trainable_name)):
+            if not asked or not trials or not is_ours(trials[0].get_trainable_cls()):
                 raise
             names = [name for name in result if name not in unasked and not name.startswith("config/")]
             reported = ", ".join(map(repr, names)) or "no metrics"

@@ -8,28 +8,22 @@ from typing import Any
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _SCHEDULER = "ray.tune.schedulers:ResourceChangingScheduler"
-_TRIAL = "ray.tune.experiment:Trial"
-_PATCH = Patch(
-    "resized trials",
+# How long a trial's actor may take to reply to `resize`, which is called between two of its steps.
+REPLY_TIMEOUT_S = 5.0
+
+
+@Patch(
     "ResourceChangingScheduler needs a function that returns placement groups with an empty first bundle, "
     "and restarts elastic trials with their new size",
     f"{_SCHEDULER}.reallocate_trial_resources_if_needed(self, tune_controller, trial, result)",
     f"{_SCHEDULER}.set_trial_resources(self, trial, new_resources) uses _reallocated_trial_ids",
     f"{_SCHEDULER}.choose_trial_to_run(self, tune_controller, kwargs) uses set_trial_resources",
-    f"{_TRIAL}.get_trainable_cls(self)",
-    f"{_TRIAL}.set_ray_actor(self, ray_actor) uses temporary_state ray_actor",
-    f"{_TRIAL}.update_resources(self, resources) uses placement_group_factory",
-)
-
-
-# How long a trial's actor may take to reply to `resize`, which is called between two of its steps.
-REPLY_TIMEOUT_S = 5.0
-
-
+    "ray.tune.experiment:Trial uses temporary_state ray_actor placement_group_factory invalidate_json_state",
+).once
 def check_resized_trials(
     placement_of: Callable[[type, Any], Any], can_be_resized: Callable[[type], bool]
 ) -> None:
-    """Pass every new allocation through ``placement_of(trainable, resources)``; once per process.
+    """Pass every new allocation through ``placement_of(trainable, resources)``.
 
     ``placement_of`` raises if a trial cannot have these resources: the search then ends with that error, as
     with an error of Tune's own allocation functions.
@@ -40,8 +34,6 @@ def check_resized_trials(
     If several trials pause at the same time, Tune (2.60) gives only the first its new resources, since it
     evaluates ``any_resources_changed or self.set_trial_resources(...)``. The patched method returns False.
     """
-    if not _PATCH.is_due:
-        return
     import ray
     from ray.exceptions import RayError
     from ray.tune.schedulers import ResourceChangingScheduler

@@ -1,9 +1,4 @@
-"""Patches `ray.tune.run`, which every search goes through, and what it prints.
-
-Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
-README's example), and accepts arguments that do not apply to it. Without `without_reporter` Tune prints a
-box and a table even at ``verbose=0``, and Ray a paragraph for each rank that dies.
-"""
+"""Patches `ray.tune.run`, which every search goes through, and what it prints."""
 
 from __future__ import annotations
 
@@ -14,58 +9,32 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
 
-_RUN_TAKES = "run_or_experiment metric mode config resources_per_trial search_alg scheduler verbose "
-_RUN_TAKES += "progress_reporter callbacks reuse_actors"
 _OUTPUT = "ray.tune.experimental.output"
-_RUNS = Patch(
-    "runs",
+# The raylet's text lists possible causes, not the actual one.
+_DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
+
+
+@Patch(
     "Tune prints its own tables, and arguments of tune.run that do not apply are not refused",
-    f"ray.tune.tune:run uses {_RUN_TAKES}",
+    "ray.tune.tune:run uses run_or_experiment metric mode config resources_per_trial search_alg scheduler "
+    "verbose progress_reporter callbacks reuse_actors",
     f"{_OUTPUT}:get_air_verbosity(verbose)",
     f"{_OUTPUT}:AirVerbosity.VERBOSE",
     f"{_OUTPUT}:IS_NOTEBOOK",
-)
-_REPORTER = Patch(
-    "reporter",
-    "Tune prints a box when a search starts and a table when a trial fails",
-    f"{_OUTPUT}:_detect_reporter",
-    f"{_OUTPUT}:TuneTerminalReporter.experiment_started uses tabulate",
-    f"{_OUTPUT}:TuneTerminalReporter.on_trial_error(self, iteration, trials, trial, info) uses _start_block",
-    "ray.tune.utils.callback:_create_default_callbacks uses _detect_reporter",
-)
-_DEATHS = Patch(
-    "deaths of processes",
-    "Ray prints a paragraph when a rank's process dies, besides our line",
-    "ray._private.worker:print_to_stdstream(data, ignore_prefix) uses stdout_deduplicator",
-    "ray._private.ray_logging:stdout_deduplicator.skip_re",
-)
-# The raylet's text lists possible causes, not the actual one.
-_DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
-# True while this thread runs a search without Tune's own output.
-_IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
+).once
+def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any]:
+    """Run every search inside ``prepare(run_or_experiment, arguments)``, which yields the arguments.
 
-
-def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
-    """Run every search inside ``prepare(run_or_experiment, arguments)``; once per process.
-
-    ``prepare`` yields the arguments to run with. All modules get the function that is returned, a script that
-    has imported Tune's too.
-
-    Args:
-        prepare: the context of a search.
-        name: the module whose attribute ``run`` is the function returned. Under Ray Client, Tune pickles it
-            by that name, so that the server's process prepares the search.
+    All modules get the function that is returned, a script that has imported Tune's too. Under Ray Client,
+    Tune pickles it by its name, as ``run`` of the module ``name``: the server's process prepares the search.
     """
-    if not _RUNS.is_due:
-        return None
     original = importlib.import_module("ray.tune.tune").run
 
     @functools.wraps(original)
@@ -132,36 +101,40 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 
 @contextmanager
 def without_reporter() -> Iterator[None]:
-    """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures.
+    """Silence Tune for a search at ``verbose=0``, where it still prints failures.
 
     The raylet's paragraph on a dead process is left out too: a trial's error names the rank. In a notebook,
     Ray prints no native stack trace when the kernel ends later.
     """
-    if _REPORTER.is_due:
-        _allow_silent_reporter()
-    token = _IS_SILENT.set(True)
+    _silence_reporter()
     try:
         with _without_raylets_deaths():
             yield
     finally:
-        _IS_SILENT.reset(token)
         _end_notebooks_quietly()
 
 
-def _end_notebooks_quietly() -> None:
-    # Jupyter ends kernels with SIGTERM. Ray sets a Python handler for it that exits, then a native one in
-    # its place that prints the stack. Setting the first one again removes the second.
-    if "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread():
-        handler = signal.getsignal(signal.SIGTERM)
-        if callable(handler):
-            signal.signal(signal.SIGTERM, handler)
+@Patch(
+    "Tune prints a box when a search starts and a table when a trial fails",
+    f"{_OUTPUT}:TuneTerminalReporter uses experiment_started on_trial_error _verbosity",
+).once
+def _silence_reporter() -> None:
+    reporter = importlib.import_module(_OUTPUT).TuneTerminalReporter
+    for name in ("experiment_started", "on_trial_error"):
+
+        @wrap(reporter, name)
+        def print_if_asked(original: Any, self: Any, *args: Any, **keywords: Any) -> None:
+            if self._verbosity > 0:
+                original(self, *args, **keywords)
 
 
+@Patch(
+    "Ray prints a paragraph when a rank's process dies, besides our line",
+    "ray._private.worker:print_to_stdstream(data, ignore_prefix) uses stdout_deduplicator",
+    "ray._private.ray_logging:stdout_deduplicator.skip_re",
+).otherwise(nullcontext())
 @contextmanager
 def _without_raylets_deaths() -> Iterator[None]:
-    if not _DEATHS.fits:
-        yield
-        return
     from ray._private.ray_logging import stdout_deduplicator
 
     before = stdout_deduplicator.skip_re  # the user's RAY_DEDUP_LOGS_SKIP_REGEX
@@ -172,15 +145,10 @@ def _without_raylets_deaths() -> Iterator[None]:
         stdout_deduplicator.skip_re = before
 
 
-def _allow_silent_reporter() -> None:
-    output = importlib.import_module(_OUTPUT)
-
-    class SilentReporter(output.TuneTerminalReporter):  # type: ignore[misc, name-defined]
-        def experiment_started(self, *args: Any, **keywords: Any) -> None: ...
-        def on_trial_error(self, *args: Any, **keywords: Any) -> None: ...
-
-    @wrap(output, "_detect_reporter")
-    def detect(original: Any, verbosity: Any, num_samples: int, *args: Any, **keywords: Any) -> Any:
-        if _IS_SILENT.get():
-            return SilentReporter(verbosity, num_samples=num_samples)
-        return original(verbosity, num_samples, *args, **keywords)
+def _end_notebooks_quietly() -> None:
+    # Jupyter ends kernels with SIGTERM. Ray sets a Python handler for it that exits, then a native one in
+    # its place that prints the stack. Setting the first one again removes the second.
+    if "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler):
+            signal.signal(signal.SIGTERM, handler)

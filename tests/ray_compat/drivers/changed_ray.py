@@ -104,7 +104,7 @@ def main() -> None:
         "steps": [trial.last_result["step"] for trial in analysis.trials],
         "failures": [trial.run_metadata.num_failures for trial in analysis.trials],
         "best": {"start": analysis.best_config["start"]},
-        "changed": [name for name, fits in compatibility._decided.items() if not fits],
+        "changed": [loss for loss, fits in compatibility._decided.items() if not fits],
     }
     ray.shutdown()
     print(json.dumps(told))

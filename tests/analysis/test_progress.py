@@ -274,8 +274,8 @@ def test_a_real_search_shows_its_progress_besides_tunes_reporter(
         tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True),
         run_config=tune.RunConfig(name="search", verbose=1, **run),
     ).fit()
-    assert "Trial status:" in capsys.readouterr().out, "Tune's own reporter"
     said = stream.getvalue()
+    assert "Trial status:" in said + capsys.readouterr().out, "Tune's own reporter"
     assert "search ended: 3 of 3 trials ended · 1 failed" in said
     assert said.count("failed · iteration 1 of 3") == 1
     assert said.count("\x1b[?25l") <= said.count("\x1b[?25h"), "the cursor is shown again"

@@ -58,20 +58,17 @@ class ExperimentMetadata(Callback):
     """Writes a search's metadata to its folder when the first trial starts; at the end, marks it as ended."""
 
     def __init__(self, metadata: dict[str, Any]) -> None:
-        self._metadata: dict[str, Any] | None = metadata
+        self._metadata = metadata
         self._first: str | None = None
 
-    def setup(
-        self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
-    ) -> None:
-        if self._metadata is not None and isinstance(total_num_samples, int):
+    def setup(self, *args: Any, total_num_samples: Any = None, **info: Any) -> None:
+        if isinstance(total_num_samples, int):
             self._metadata["num_samples"] = total_num_samples
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        metadata, self._metadata = self._metadata, None
-        if metadata is not None:
+        if self._first is None:
             self._first = trial.trial_id
-            write_metadata(trial, metadata | {"ended": False})
+            write_metadata(trial, self._metadata | {"ended": False})
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         if trials and self._first is None:  # a resumed search with nothing left to do

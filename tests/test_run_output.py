@@ -46,9 +46,12 @@ def new_output(monkeypatch):
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
 
 
-def settings(*, ours=True, **arguments):
-    prepare = settings_for(lambda trainable: ours, lambda trainable: True)
-    with prepare(object, arguments) as prepared:
+def search(*, ours=True, **arguments):
+    return settings_for(lambda trainable: ours, lambda trainable: True)(object, arguments)
+
+
+def settings(**arguments):
+    with search(**arguments) as prepared:
         return prepared
 
 
@@ -263,7 +266,7 @@ def test_a_metric_that_no_trial_reports_is_named_with_those_that_are_reported(
 def test_the_warning_of_snapshots_comes_once_per_search(caplog):
     logger = logging.getLogger("ray.tune.execution.experiment_state")
     for _ in range(2):
-        with settings_for(lambda trainable: True, lambda trainable: True)(object, {"verbose": 0}):
+        with search(verbose=0):
             for _ in range(3):
                 logger.warning("Experiment state snapshotting has been triggered multiple times")
     assert len(caplog.records) == 2
@@ -276,8 +279,7 @@ def test_tune_does_not_advise_what_happens_anyway(new_output):
 
 def test_the_quiet_output_drops_what_the_last_screen_has(new_output, caplog):
     logger = logging.getLogger("ray.tune.tune")
-    prepare = settings_for(lambda trainable: True, lambda trainable: True)
-    with prepare(object, {}):
+    with search():
         logger.warning("Trials did not complete: [a, b]")
         logger.warning("news")
     assert [record.getMessage() for record in caplog.records] == ["news"]
@@ -291,8 +293,7 @@ def test_the_raylets_paragraph_on_a_dead_process_is_left_out(new_output, capsys)
         return capsys.readouterr().out
 
     died = "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot"
-    prepare = settings_for(lambda trainable: True, lambda trainable: True)
-    with prepare(object, {}):
+    with search():
         said = raylet_says(died, "The node has no memory left.")
     assert "A worker died" not in said and "The node has no memory left." in said
     assert "A worker died" in raylet_says(died), "after the search Ray prints what it did"

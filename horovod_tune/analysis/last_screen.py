@@ -34,7 +34,7 @@ def last_screen(trials: Sequence[Any], progress: Progress) -> str:
         trials: all of Tune's trials, including those that had ended before the search was resumed.
         progress: the metric, the mode, and the best value of any report.
     """
-    metadata = {}
+    metadata: dict[str, Any] = {}
     states = sorted(Path(trials[0].storage.experiment_driver_staging_path).glob("searcher-state-*"))
     with suppress(OSError, ValueError):  # `analyze` reports the problem
         metadata = searcher_metadata(states[-1].read_bytes()) if states else {}

@@ -25,7 +25,6 @@ _ROWS = 16  # running trials in the live table; the others are only counted
 # The shortest time between two lines on new best values, or between two summaries: short trials have many.
 _PAUSE_S = 5.0
 _REDRAWN_S = 0.5
-_STYLES = ("", "", "", "cyan", "dim", "dim")  # of the live table's columns
 _STATES = {"TERMINATED": "done", "ERROR": "failed", "PAUSED": "paused"}
 
 
@@ -67,18 +66,6 @@ class TrialProgress:
         parts.append(duration((self.ended or now) - self.began))
         left = self.left_s(now)
         return " · ".join(parts if left is None else [*parts, f"about {duration(left)} left"])
-
-    def cells(self, now: float) -> list[str]:
-        """Return a row of the live table: name, iteration, value, curve, time, configuration."""
-        left = self.left_s(now)
-        return [
-            one_line(self.trial_id),
-            f"{self.iteration}" + (f"/{self.goal:g}" if self.goal is not None else ""),
-            f"{self.values[-1]:.5g}" if self.values else "",
-            sparkline(self.values, 16),
-            f"{duration(left)} left" if left is not None else duration(now - self.began),
-            one_line(self.settings),
-        ]
 
 
 @dataclass
@@ -186,10 +173,15 @@ class Progress:
         table = Table(box=None, pad_edge=False, show_header=False)
         running = [trial for trial in self.trials.values() if trial.state in ("running", "restarting")]
         for trial in running[-rows:]:
-            cells = [Text(cell, style=style) for cell, style in zip(trial.cells(now), _STYLES, strict=True)]
-            cells[0].style = "bold" if trial.trial_id == self.best_trial else ""
-            cells[-1].overflow, cells[-1].no_wrap = "ellipsis", True
-            table.add_row(*cells)
+            left = trial.left_s(now)
+            table.add_row(
+                Text(one_line(trial.trial_id), "bold" if trial.trial_id == self.best_trial else ""),
+                Text(f"{trial.iteration}" + (f"/{trial.goal:g}" if trial.goal is not None else "")),
+                Text(f"{trial.values[-1]:.5g}" if trial.values else ""),
+                Text(sparkline(trial.values, 16), "cyan"),
+                Text(f"{duration(left)} left" if left is not None else duration(now - trial.began), "dim"),
+                Text(one_line(trial.settings), "dim", overflow="ellipsis", no_wrap=True),
+            )
         more = len(running) - rows
         below = [Text(f"and {more} more running", style="dim")] if more > 0 else []
         return Group(table, *below, Text(one_line(self.summary(now)), style="bold"))
@@ -242,16 +234,16 @@ def notebook_view() -> View:
 
 
 def _view(stream: Any, live: bool | None) -> View:
-    if live is None and importlib.util.find_spec("rich") is None:
-        live = False
     # A notebook's kernel has IPython loaded; no other process should load it to find out.
     ipython = sys.modules.get("IPython")
     shell = type(ipython.get_ipython()).__name__ if ipython is not None else ""
-    if live is not False and stream is None and shell == "ZMQInteractiveShell":
-        return notebook_view()
+    in_notebook = stream is None and shell == "ZMQInteractiveShell"
     stream = stream or sys.stdout
-    live = live if live is not None else bool(getattr(stream, "isatty", lambda: False)())
-    return live_view(stream) if live else View(lambda line: print(line, file=stream, flush=True))
+    if live is None and importlib.util.find_spec("rich") is not None:
+        live = in_notebook or getattr(stream, "isatty", lambda: False)()
+    if live:
+        return notebook_view() if in_notebook else live_view(stream)
+    return View(lambda line: print(line, file=stream, flush=True))
 
 
 @best_effort_callback("showing the progress")

@@ -66,7 +66,7 @@ def as_html(shown: RenderableType) -> str:
 
 
 def _safe(text: str, style: str = "") -> Text:
-    """Return text from the experiment's files as one line, with its control characters escaped."""
+    """Return text from the experiment's files, in which nothing steers the terminal."""
     return Text(one_line(text), style=style)
 
 

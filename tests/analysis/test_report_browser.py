@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,14 +49,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
+    quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync"
     for flag in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic"),
-        *(
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-        ),
+        *f"--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic {quiet}".split(),
         f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
     ):
         options.add_argument(flag)
@@ -71,28 +65,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Callable[..., Any]:
-    def open_report(analysis: Any, width: int = 1280, height: int = 900, dark: bool = False) -> Any:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    def open_report(analysis: Any, width: int = 1280, dark: bool = False) -> Any:
         page = write_report(analysis, tmp_path / "report.html")
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         scheme.append({"name": "prefers-reduced-motion", "value": "reduce"})  # no scrolling under a click
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         browser.get_log("browser")
         browser.get(page.as_uri())
-        wait_for(browser, _DRAWN)
+        WebDriverWait(browser, _PATIENCE_S).until(lambda page: page.execute_script(f"return {_DRAWN}"))
         return browser
 
     return open_report
-
-
-def wait_for(browser: Any, condition: str) -> None:
-    until = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until:
-        if browser.execute_script(f"return Boolean({condition})"):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"not within {_PATIENCE_S} s: {condition}")
 
 
 def drawn(browser: Any) -> list[int]:

@@ -166,10 +166,8 @@ def importance(analysis: Analysis) -> Figure:
     drops, r2, trials = permuted(analysis)
     order = np.argsort(-drops.mean(axis=1), kind="stable")[:_BARS]
     names = [style.label(parameters[place].name, 24) for place in order]
-    trust = f"R² of the model on held-out trials: {r2:.2f}"
-    if r2 < 0.2:
-        trust += ", too low to trust these bars"
-    note = style.joined(_METHOD, f"{trials:,} trials", trust)
+    trust = ", too low to trust these bars" if r2 < 0.2 else ""
+    note = f"{_METHOD} · {trials:,} trials · R² of the model on held-out trials: {r2:.2f}{trust}"
     made = style.figure("Importance", note, height=150 + 30 * len(names))
     made.add_bar(
         x=np.maximum(drops.mean(axis=1)[order], 0.0),
@@ -186,20 +184,16 @@ def importance(analysis: Analysis) -> Figure:
 
 
 def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
-    """Return the drops of a forest's R² on held-out trials when each hyperparameter is shuffled.
-
-    They have shape (hyperparameters, folds * repeats). Also returns the forest's R² (if it is near or
-    below 0, the hyperparameters do not explain the metric) and the number of trials used.
-    """
+    """Return the drops of R², shape (hyperparameters, folds * repeats), R², and the number of trials used."""
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
     from sklearn.metrics import r2_score
     from sklearn.model_selection import KFold
 
-    columns = [one.positions for one in varying_parameters(analysis)]
+    features = np.column_stack([one.positions for one in varying_parameters(analysis)])
     # A trial that lacks a parameter gets a value below all others.
-    lowest = [np.min(column, where=np.isfinite(column), initial=np.inf) - 1.0 for column in columns]
-    features = np.stack([np.where(np.isfinite(c), c, low) for c, low in zip(columns, lowest, strict=True)], 1)
+    lowest = np.min(features, axis=0, where=np.isfinite(features), initial=np.inf) - 1.0
+    features = np.where(np.isfinite(features), features, lowest)
     used = np.flatnonzero(np.isfinite(analysis.values))
     if len(used) > _MAX_TRIALS:
         used = np.sort(np.random.default_rng(_SEED).choice(used, _MAX_TRIALS, replace=False))

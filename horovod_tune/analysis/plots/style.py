@@ -139,14 +139,10 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
     """Return the hover text of each trial: its id, status and first hyperparameters."""
     if len(analysis.trials) > _HOVER_TRIALS:
         return trial_names(analysis)
-    shown = varying_parameters(analysis)[:_HOVER_PARAMETERS]
-    texts = []
-    for index, trial in enumerate(analysis.trials):
-        lines = [f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}"]
-        values = [(one.name, one.values[index]) for one in shown if one.values[index] is not None]
-        lines += [f"{label(name)} = {label(text_of(value), 60)}" for name, value in values]
-        texts.append("<br>".join(lines))
-    return np.array(texts)
+    lines = [[f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}" for trial in analysis.trials]]
+    for one in varying_parameters(analysis)[:_HOVER_PARAMETERS]:
+        lines.append([f"{label(one.name)} = {label(text_of(value), 60)}" for value in one.values])
+    return np.array(["<br>".join(texts) for texts in zip(*lines, strict=True)])
 
 
 @lru_cache(maxsize=1)  # an analysis never changes

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
+from horovod_tune.analysis.reader.plain_values import mapping
+from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 from horovod_tune.analysis.varying_parameters import text_of
@@ -49,29 +51,30 @@ def statuses(analysis: Analysis) -> str:
 
 def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe the run, including what was not recorded."""
-    record, written = analysis.record, analysis.record.metadata
+    record, trials = analysis.record, analysis.trials
     budget = f" (budget: {duration(record.time_budget_s)})" if record.time_budget_s else ""
     comparison = comparison_text(analysis) if analysis.mode else f"mode {NOT_KNOWN}"
     search = ""
     if len(record.runs) > 1 and record.run is not None:
         number = record.runs.index(record.run) + 1
         search = f" (search {number} of {len(record.runs)} in this folder, {record.run})"
-    return [
-        ("Experiment", record.path + search),
-        ("State", state_text(analysis)),
-        ("Metric", f"{analysis.metric}, {comparison}" if analysis.metric else NOT_KNOWN),
-        ("Trials", trials_text(analysis)),
-        ("Searcher", record.searcher or NOT_KNOWN),
-        ("Scheduler", record.scheduler or NOT_KNOWN),
-        ("Ranks per trial", _ranks_text(analysis)),
-        ("Resources per trial", _resources_text(analysis)),
-        ("Machines", _machines_text(analysis)),
-        ("Started", moment(record.start_time) if record.start_time else NOT_KNOWN),
-        ("Wall time", (wall_text(analysis) or NOT_KNOWN) + budget),
-        ("CPU and GPU time", _usage_text(analysis)),
-        ("Versions", _joined(written.get("versions")) or NOT_KNOWN),
-        ("Cluster", _joined(written.get("cluster")) or NOT_KNOWN),
-    ]
+    facts = {
+        "Experiment": record.path + search,
+        "State": state_text(analysis),
+        "Metric": f"{analysis.metric}, {comparison}" if analysis.metric else "",
+        "Trials": trials_text(analysis),
+        "Searcher": record.searcher,
+        "Scheduler": record.scheduler,
+        "Ranks per trial": _tally(str(ranks_of(trial) or "") for trial in trials),
+        "Resources per trial": _tally(map(_resources_text, trials)),
+        "Machines": _machines_text(analysis),
+        "Started": moment(record.start_time) if record.start_time else "",
+        "Wall time": (wall_text(analysis) or NOT_KNOWN) + budget,
+        "CPU and GPU time": _usage_text(analysis),
+        "Versions": _joined(record.metadata.get("versions")),
+        "Cluster": _joined(record.metadata.get("cluster")),
+    }
+    return [(name, text or NOT_KNOWN) for name, text in facts.items()]
 
 
 def state_text(analysis: Analysis) -> str:
@@ -96,49 +99,34 @@ def trials_text(analysis: Analysis) -> str:
     return f"{len(analysis.trials):,}{more} ({counts})" if counts else "0"
 
 
-def _ranks_text(analysis: Analysis) -> str:
-    return _tally(str(ranks) for trial in analysis.trials if (ranks := ranks_of(trial)) is not None)
-
-
-def _resources_text(analysis: Analysis) -> str:
-    texts = []
-    for bundles in (trial.resources for trial in analysis.trials if trial.resources):
-        amounts = [", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles]
-        texts.append(" + ".join(filter(None, amounts)) or "none")
-    return _tally(texts)
+def _resources_text(trial: TrialRecord) -> str:
+    amounts = [", ".join(f"{amount:g} {name}" for name, amount in each.items()) for each in trial.resources]
+    return " + ".join(filter(None, amounts)) or ("none" if trial.resources else "")
 
 
 def _tally(texts: Iterable[str]) -> str:
     """Return the most common of the trials' texts, each with its number of trials unless all are equal."""
-    found = Counter(texts)
-    listed = [text if len(found) == 1 else f"{text} ({n} trials)" for text, n in found.most_common(8)]
-    return "; ".join(listed) or NOT_KNOWN
+    found = Counter(filter(None, texts))
+    return "; ".join(text if len(found) == 1 else f"{text} ({n} trials)" for text, n in found.most_common(8))
 
 
 def _machines_text(analysis: Analysis) -> str:
     names: Counter[str] = Counter()
     for trial in analysis.trials:
-        hosts = hosts_of(trial) or [str((trial.last_result or {}).get("hostname") or "")]
-        names.update({host for host in hosts if host})
-    if not names:
-        return NOT_KNOWN
+        names.update(filter(None, hosts_of(trial) or [str((trial.last_result or {}).get("hostname") or "")]))
     listed = ", ".join(name for name, _ in names.most_common(8))
     return listed + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _usage_text(analysis: Analysis) -> str:
     cpu, gpu, counted = usage(analysis)
-    if not counted:
-        return NOT_KNOWN
     among = len(analysis.trials)
     partly = "" if counted == among else f" ({counted} of {among} trials counted)"
-    return f"CPU: {duration(cpu)}, GPU: {duration(gpu)}{partly}"
+    return f"CPU: {duration(cpu)}, GPU: {duration(gpu)}{partly}" if counted else ""
 
 
 def _joined(pairs: Any) -> str:
-    if not isinstance(pairs, dict):
-        return ""
-    return ", ".join(f"{name} {text_of(value)}" for name, value in pairs.items())
+    return ", ".join(f"{name} {text_of(value)}" for name, value in mapping(pairs).items())
 
 
 def duration(seconds: float) -> str:

@@ -63,12 +63,7 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
 
 
 def read_previous(source: Any) -> Rows:
-    """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame.
-
-    Raises:
-        TypeError: For anything else.
-        ValueError: For a directory without an experiment.
-    """
+    """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame."""
     import pandas as pd
     from ray.tune import ExperimentAnalysis, ResultGrid
 

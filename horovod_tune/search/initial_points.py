@@ -24,9 +24,7 @@ class QueuedPoint:
     def is_complete(self, space: SearchSpace) -> bool:
         """Return True if it has a value for every parameter that exists under its chosen options."""
         missing = [i for i in range(space.dimension) if i not in self.coordinates]
-        if not missing or not space.is_conditional:
-            return not missing
-        return not space.active(np.asarray([self.complete(space, 0)]))[0][missing].any()
+        return not missing or not space.active(np.asarray([self.complete(space, 0)]))[0][missing].any()
 
     def complete(self, space: SearchSpace, seed: int) -> Point:
         """Return the whole point; open parameters are drawn with `seed`."""

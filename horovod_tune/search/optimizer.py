@@ -132,7 +132,7 @@ class Optimizer:
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = self._steps if self._steps is not None else fewest
         safety = None
-        if failed:
+        if failed and space.dimension:
             good, bad = (space.features([trial.point for trial in trials]) for trials in (known, failed))
             safety = FailureModel(good, bad, space.feature_groups)
         earlier = self._earlier_model(space, history, objectives)
@@ -204,11 +204,10 @@ class Optimizer:
 
     def _model_earlier(self, state: _SuggestState, earlier: EarlierModel, trials: list[Trial]) -> _Modelled:
         """Model the earlier experiment's `trials` alone."""
-        pending = with_context(state.features_of(state.usable), earlier.context)
-        acquisition = Posterior(
-            earlier.model, pending, state.feasibility, state.acquisition, state.seed, earlier.context
-        )
-        rows = len(earlier.model.features) + len(pending)
+        model, context = earlier.model, earlier.context
+        pending = with_context(state.features_of(state.usable), context)
+        acquisition = Posterior(model, pending, state.feasibility, state.acquisition, state.seed, context)
+        rows = len(model.features) + len(pending)
         return acquisition, rows, _best_five(trials, earlier(state.features_of(trials)))
 
     def _model_final(self, state: _SuggestState) -> _Modelled:
@@ -219,9 +218,8 @@ class Optimizer:
         model = self._fit(metric, features, scores, state.space, options, task=state.earlier)
         pending = state.features_of(state.in_state(Ending.RUNNING))
         allowed = state.allowed([scored[i] for i in model.kept], pending)
-        acquisition = Posterior(
-            model, pending, state.feasibility, state.acquisition, state.seed, allowed=allowed
-        )
+        feasibility, seed = state.feasibility, state.seed
+        acquisition = Posterior(model, pending, feasibility, state.acquisition, seed, allowed=allowed)
         return acquisition, len(model.features) + len(pending), state.best(scored, scores)
 
     def _model_pareto(self, state: _SuggestState) -> _Modelled:
@@ -234,14 +232,11 @@ class Optimizer:
         kept = thin(ranks, self.options.process_points)
         points = np.asarray([scored[i].point for i in kept])
         features, pending = space.features(points), state.features_of(state.in_state(Ending.RUNNING))
-        drawn = [
-            PosteriorDraws(
-                self._fit(metric, features, scores[kept], space, self.options),
-                pending,
-                state.seed + number,
-            )
-            for number, (metric, scores) in enumerate(zip(objectives.metrics, each, strict=True))
+        models = [
+            self._fit(metric, features, scores[kept], space, self.options)
+            for metric, scores in zip(objectives.metrics, each, strict=True)
         ]
+        drawn = [PosteriorDraws(model, pending, state.seed + n) for n, model in enumerate(models)]
         allowed = state.allowed([scored[i] for i in kept], pending)
         front = non_dominated(np.stack([scores[kept] for scores in each], axis=1), ["max"] * len(each))
         centres = points[front][:10]
@@ -285,6 +280,7 @@ class Optimizer:
         rivals = np.concatenate([latest, ends_of(reported + silent)])
         allowed = state.allowed(ahead + reported, state.features_of(silent))
         number = len(model.features) + len(pending)
+        models = model.drawn(_HYPERPARAMETERS if number <= _AVERAGED_ROWS else 1, state.seed)
         posteriors = [
             Posterior(
                 each,
@@ -297,9 +293,7 @@ class Optimizer:
                 allowed=allowed,
                 rivals=rivals,
             )
-            for index, each in enumerate(
-                model.drawn(_HYPERPARAMETERS if number <= _AVERAGED_ROWS else 1, state.seed)
-            )
+            for index, each in enumerate(models)
         ]
         means = np.mean([each.means(points) for each in posteriors], axis=0)
         return averaged(posteriors), number, state.best(usable, means)

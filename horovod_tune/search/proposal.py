@@ -52,7 +52,7 @@ def quasi_random_point(
         point = space.canonical(drawn[0])
         if taken(point):
             continue
-        if safety is None or not space.dimension:
+        if safety is None:
             return point
         log_p = float(safety(space.features([point]))[0])
         if log_p > _SAFE_ENOUGH:
@@ -151,11 +151,15 @@ def _distinct(pool: FloatArray, values: FloatArray, number: int) -> list[int]:
 def _climb(acquisition: Acquisition, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
     """Alternate between gradient steps on the numbers and best single steps on grids and categories."""
     stepped = [i for i, column in enumerate(space.columns) if column.cardinality < math.inf]
-    point = start
-    value = float(acquisition(space.features(point[None, :]))[0])
+    point, value = start, _value(acquisition, space, start)
     for _ in range(3):
         before = value
-        smooth = _smooth(space, point)
+        active = space.active(point[None, :])[0]  # other parameters have no effect
+        smooth = [
+            i
+            for i, column in enumerate(space.columns)
+            if active[i] and column.is_ordered and column.cardinality > MAX_STEPPED_VALUES
+        ]
         if smooth:
             point, value = _climb_smooth(acquisition, space, point, value, smooth)
         if not stepped:
@@ -166,14 +170,8 @@ def _climb(acquisition: Acquisition, space: SearchSpace, start: FloatArray) -> t
     return point, value
 
 
-def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
-    """Return the parameters that can be climbed along gradients; inactive ones have no effect."""
-    active = space.active(point[None, :])[0]
-    return [
-        i
-        for i, column in enumerate(space.columns)
-        if active[i] and column.is_ordered and column.cardinality > MAX_STEPPED_VALUES
-    ]
+def _value(acquisition: Acquisition, space: SearchSpace, point: FloatArray) -> float:
+    return float(acquisition(space.features(point[None, :]))[0])
 
 
 def _climb_smooth(
@@ -201,7 +199,7 @@ def _climb_smooth(
     moved = point.copy()
     moved[smooth] = found.x
     moved = space.snap(moved[None, :])[0]
-    reached = float(acquisition(space.features(moved[None, :]))[0])
+    reached = _value(acquisition, space, moved)
     return (moved, reached) if reached > value else (point, value)
 
 
@@ -209,13 +207,11 @@ def _climb_steps(
     acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float, stepped: list[int]
 ) -> tuple[FloatArray, float]:
     for _ in range(20):
-        options = []
-        for i in stepped:
-            for coordinate in space.columns[i].neighbours(point[i]):
-                option = point.copy()
-                option[i] = coordinate
-                options.append(option)
-        values = acquisition(space.features(np.stack(options)))
+        steps = [(i, each) for i in stepped for each in space.columns[i].neighbours(point[i])]
+        options = np.repeat(point[None, :], len(steps), axis=0)
+        for option, (i, coordinate) in zip(options, steps, strict=True):
+            option[i] = coordinate
+        values = acquisition(space.features(options))
         best = int(np.argmax(values))
         if values[best] <= value:
             break

@@ -195,18 +195,12 @@ def test_a_limiter_of_batches_waits_for_no_paused_trial(seed: int, failures: flo
         ({"mode": "most"}, "mode must be one of max, min, got 'most'"),
         ({"grace_period": 0}, r"grace_period \(with max_t=100\) must be more than 0 and at most 100, got 0"),
         ({"grace_period": 5, "max_t": 3}, "at most 3, got 5"),
-        ({"grace_period": True}, "must be a finite number, got True"),
-        ({"grace_period": np.array([1])}, r"must be a finite number, got array"),
         ({"max_t": math.inf}, "max_t must be a finite number, got inf"),
         ({"max_t": 0}, "max_t must be more than 0, got 0"),
-        ({"max_t": "9"}, "max_t must be a finite number, got '9'"),
-        ({"max_t": True}, "max_t must be a finite number, got True"),
-        ({"reduction_factor": None}, "reduction_factor must be a finite number, got None"),
         ({"time_attr": None}, "time_attr must be the name of a reported value, got None"),
         ({"metric": ["a"]}, r"metric must be the name of a reported value, got \['a'\]"),
         ({"metric": ""}, "metric must be the name of a reported value, got ''"),
         ({"reduction_factor": 1.0000001}, "reduction_factor must be at least 1.1, got 1.0000001"),
-        ({"reduction_factor": math.nan}, "got nan"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -314,27 +308,6 @@ def test_the_one_that_came_furthest_goes_first():
     for trial in "0c":
         rungs.reach(trial, 1, -ord(trial))
     assert [rungs.next(), rungs.next(), rungs.next()] == ["a", "0", None]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_about_as_many_continue_as_should(seed):
-    random = np.random.default_rng(seed)
-    rungs, factor = Rungs([1, 3, 9], factor=3), 3
-    done: dict[str, int] = {}
-    for number in range(300):
-        trial, rung = str(number), 0
-        while trial is not None:
-            assert rungs.reach(trial, [1, 3, 9][rung], float(random.normal()))
-            trial = rungs.next()
-            rung = done[trial] = done.get(trial, 0) + 1 if trial is not None else 0
-            if rung == 3:
-                break
-    reached = [len(values) for values in rungs.values]
-    assert reached[0] == 300
-    assert 100 <= reached[1] <= 130 and reached[1] / factor - 1 <= reached[2] <= reached[1] / factor * 1.6
-    # No trial that should continue is left waiting.
-    while (trial := rungs.next()) is not None:
-        assert done.get(trial, 0) == 2, "after the last rung no trial of this test continues"
 
 
 @pytest.mark.parametrize(

@@ -74,31 +74,21 @@ def test_neighbouring_integers_are_distinguished_however_large(first: int) -> No
     assert seen == {first, first + 1, first + 2}
 
 
-def test_numpy_integers_are_integers() -> None:
-    search = BayesOptSearch({"x": (0, 1)}, metric="m", mode="max", random_search_steps=np.int64(4))  # type: ignore[arg-type]
-    assert search.suggest("1")
-
-
 def test_arguments_of_rays_class_at_their_defaults_are_passed_over_with_a_warning(caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, logger="horovod_tune.search"):
         BayesOptSearch(verbose=0, patience=5, skip_duplicate=True, repeat_float_precision=5)
     assert len(caplog.records) == 4 and "skip_duplicate is ignored" in caplog.text
 
 
-def test_points_to_evaluate_may_have_flat_keys() -> None:
-    space = {"model": {"lr": tune.uniform(0, 1), "depth": tune.randint(1, 9)}, "x": tune.uniform(0, 1)}
-    points = [{"model/lr": 0.5, "model/depth": 3, "x": 0.1}]
-    search = BayesOptSearch(space, metric="m", mode="min", points_to_evaluate=points)
-    assert search.suggest("1") == {"model": {"lr": 0.5, "depth": 3}, "x": 0.1}
-
-
-def test_evaluated_points_may_have_flat_keys() -> None:
+def test_given_and_evaluated_points_may_have_flat_keys() -> None:
     space = {"model": {"lr": tune.uniform(0, 1), "depth": tune.randint(1, 9)}, "a/b": tune.uniform(0, 1)}
-    search = BayesOptSearch(metric="m", mode="min")
+    given = [{"model/lr": 0.5, "model/depth": 3, "a/b": 0.1}]
+    search = BayesOptSearch(metric="m", mode="min", points_to_evaluate=given)
     assert search.set_search_properties("m", "min", space)
+    assert search.suggest("1") == {"model": {"lr": 0.5, "depth": 3}, "a/b": 0.1}
     for model in ({"model/lr": 0.5, "model/depth": 1}, {"model": {"lr": 0.5, "depth": 1}}):
         search.add_evaluated_point({**model, "a/b": 0.25}, 1.0)
-    assert [trial.point for trial in search._history.trials.values()] == [(0.5, 0.0, 0.25)] * 2
+    assert [trial.point for trial in search._history.trials.values()][1:] == [(0.5, 0.0, 0.25)] * 2
     with pytest.raises(ValueError, match="'model/depth' is missing"):
         search.add_evaluated_point({"model/lr": 0.5, "a/b": 0.25}, 1.0)
 

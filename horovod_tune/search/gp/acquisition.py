@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, ProbabilityOfImprovement
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfcx, ndtr
 from scipy.stats import norm, qmc
 
@@ -34,8 +34,7 @@ class LogExpectedImprovement(ExpectedImprovement):
     .. math:: \log EI = \log\sigma + \log\big(\phi(z) + z\Phi(z)\big), \quad z = (\mu - y_{max} - \xi)/\sigma
 
     Plain expected improvement is 0 in floating point over most of the space once a few good points are
-    known, and cannot be climbed there; its logarithm can. This is a drop-in replacement for
-    `bayes_opt.acquisition.ExpectedImprovement`.
+    known, and cannot be climbed there; its logarithm can.
 
     >>> acquisition = LogExpectedImprovement()
     >>> acquisition.y_max = 1.0
@@ -47,7 +46,7 @@ class LogExpectedImprovement(ExpectedImprovement):
         super().__init__(xi=bounds.number("xi", xi, at_least=0))
 
     def base_acq(self, mean: FloatArray, std: FloatArray) -> FloatArray:
-        """Return log EI, of the shape of `mean` and `std`; raise `ValueError` if `y_max` is not set."""
+        """Return log EI, of the shape of `mean` and `std`."""
         if self.y_max is None:
             raise ValueError("y_max must be set before base_acq() is called outside of suggest()")
         return np.log(std) + log_h((mean - self.y_max - self.xi) / std)
@@ -60,8 +59,7 @@ def log_h(z: FloatArray) -> FloatArray:
     [-0.92, -50000019.34]
     """
     z = np.asarray(z, dtype=float)
-    result = np.empty_like(z)
-    near = z > -1.0
+    result, near = np.empty_like(z), z > -1.0
     inner = z[near]
     result[near] = np.log(np.exp(-0.5 * inner**2 - _LOG_SQRT_2PI) + inner * ndtr(inner))
     far = z[~near]
@@ -87,7 +85,6 @@ def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFu
     return own
 
 
-_NOTHING = np.empty(0)
 #: The number of joint draws of results and points in flight, and the most points that are drawn jointly.
 DRAWS, _MOST_DRAWN = 16, 400
 
@@ -114,16 +111,15 @@ class PosteriorDraws:
             features, pending = np.concatenate([features, pending[:expected]]), pending[expected:]
             known = Conditioned(features, results[:, None], noise, model.covariance, known.mean)
         points = np.concatenate([features, pending])
+        targets = results[:, None]
         if len(points) > _MOST_DRAWN:
-            targets = np.concatenate([results, known.predict(pending)[0][:, 0]])[:, None]
+            targets = np.concatenate([targets, known.predict(pending)[0]])
         elif not model.timed:
             targets = _draws(known, points, seed)
             noise = np.full(len(features), 1e-6)
         elif len(pending):
             drawn = _draws(known, pending, seed)
-            targets = np.concatenate([np.tile(results[:, None], drawn.shape[1]), drawn])
-        else:
-            targets = results[:, None]
+            targets = np.concatenate([np.tile(targets, drawn.shape[1]), drawn])
         noise = np.concatenate([noise, np.full(len(pending), noise.min())])
         self.process = Conditioned(points, targets, noise, model.covariance, mean=known.mean)
         #: The metric without noise at the results and at the points in flight, shape (points, draws).
@@ -156,7 +152,7 @@ class Posterior:
         feasibility: Feasibility,
         acquisition: AcquisitionFunction,
         seed: int,
-        context: FloatArray = _NOTHING,
+        context: ArrayLike = (),
         expected: int = 0,
         allowed: NDArray[np.bool_] | None = None,
         rivals: FloatArray | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, fit
+from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, fit
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
 
@@ -61,9 +61,8 @@ _FEWEST_GOOD, _SHARE_GOOD = 4, 0.25
 def diverged(losses: FloatArray) -> NDArray[np.bool_]:
     """Return which losses (smaller is better) are so far beyond the others that their size is meaningless.
 
-    A training that diverges reports 1e6 or 1e30 where others report 0.3. In sorted losses that is a jump, at
-    which both the range and the largest absolute value grow more than a hundredfold. All losses after the
-    first jump count as failed. Losses that grow without a gap do not.
+    In sorted losses, both the range and the largest absolute value grow more than a hundredfold at a jump.
+    All losses after the first jump count as failed; losses that grow without a gap do not.
 
     >>> diverged(np.array([0.3, 1e6, 0.4, 2.3, 0.9, 3e6])).tolist()
     [False, True, False, False, False, True]
@@ -89,8 +88,8 @@ _TOLERATED, _BLUR = 0.3, 0.05
 #: Variances of the label and of its noise. Length scales are learned from labels divided by the first's root.
 _SIGNAL, _NOISE = 0.25, 0.01
 #: Only length scales are learned. They start at the first value times the square root of the number of
-#: parameters; their logarithms have a normal prior with the second as standard deviation. Their minimum is
-#: the third times their start: if the label rose too steeply, all points beyond a failure would be unknown.
+#: parameters; the second is the standard deviation of their logarithms' prior. Their minimum is the third
+#: times their start: if the label rose too steeply, all points beyond a failure would be unknown.
 _LENGTH, _LENGTH_STD, _LEAST_LENGTH = 0.5, 0.7, 0.7
 #: At most this many results and as many failures, spread evenly over time, are fitted, in at most this many
 #: steps: a suggestion has little time.
@@ -106,17 +105,21 @@ class FailureModel:
     """
 
     def __init__(self, scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -> None:
-        features = np.concatenate([scored, failed])
-        labels = np.concatenate([np.zeros(len(scored)), np.ones(len(failed))])
-        lengths = _lengths(_spread(scored), _spread(failed), groups)
-        covariance = MaternCovariance(Hyperparameters(lengths, _SIGNAL, _NOISE), groups)
-        noise = np.full(len(labels), covariance.noise)
+        features, labels = _labelled(scored, failed)
+        covariance = MaternCovariance(
+            Hyperparameters(_lengths(scored, failed, groups), _SIGNAL, _NOISE), groups
+        )
+        noise = np.full(len(labels), _NOISE)
         self._process = Conditioned(features, labels[:, None], noise, covariance, mean=float(labels.mean()))
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the logarithm of the probability of not failing, times `_CAUTION`, shape (queries,)."""
         means, stds = self._process.predict(features)
         return _CAUTION * log_ndtr((_TOLERATED - means[:, 0]) / np.sqrt(stds**2 + _BLUR**2))
+
+
+def _labelled(scored: FloatArray, failed: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return np.concatenate([scored, failed]), np.repeat([0.0, 1.0], [len(scored), len(failed)])
 
 
 def _spread(points: FloatArray) -> FloatArray:
@@ -127,20 +130,19 @@ def _spread(points: FloatArray) -> FloatArray:
 
 def _lengths(scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -> FloatArray:
     """Return the MAP length scales of the label, shape (parameters,)."""
-    count = int(groups.max()) + 1 if len(groups) else 0
-    usual = math.log(_LENGTH) + 0.5 * math.log(max(1, count))
-    if not len(scored) or not len(failed) or not count:
+    count = int(groups.max()) + 1
+    usual = math.log(_LENGTH) + 0.5 * math.log(count)
+    if not len(scored):
         return np.full(count, math.exp(usual))
-    unit = math.sqrt(_SIGNAL)
-    labels = np.concatenate([np.zeros(len(scored)), np.ones(len(failed))])
+    features, labels = _labelled(_spread(scored), _spread(failed))
     noise = _NOISE / _SIGNAL
     likelihood = MarginalLikelihood(
-        np.concatenate([scored, failed]),
-        (labels - labels.mean()) / unit,
+        features,
+        (labels - labels.mean()) / math.sqrt(_SIGNAL),
         groups,
-        # A narrow prior fixes the signal.
-        Priors(length_mean=math.log(_LENGTH), length_std=_LENGTH_STD, signal_std=1e-3),
         fixed_noise=noise,
+        lengths=(math.log(_LENGTH), _LENGTH_STD),
+        signal_std=1e-3,  # fixes the signal
     )
     theta, _ = fit(likelihood, [np.append(np.full(count, usual), [0.0, math.log(noise)])], _STEPS)
     return np.maximum(likelihood.hyperparameters(theta).lengths, _LEAST_LENGTH * math.exp(usual))

@@ -1,15 +1,13 @@
 """A Gaussian process with a constant mean and noise; its Matérn-5/2 kernel is fitted by MAP.
 
-The hyperparameters maximise the marginal likelihood times log-normal priors. The length scales' prior grows
-with the dimension as in Hvarfner et al. (2024); without priors, a maximum-likelihood fit to a few dozen
-points is overconfident.
+The length scales' log-normal prior grows with the dimension as in Hvarfner et al. (2024); without priors, a
+maximum-likelihood fit to a few dozen points is overconfident.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,25 +29,15 @@ from horovod_tune.search.gp.kernels import (
 JITTER = 1e-8
 
 
-@dataclass(frozen=True)
-class Priors:
-    """Means and standard deviations of the normal priors on the logarithms of the hyperparameters."""
-
-    length_mean: float = -1.0
-    length_std: float = math.sqrt(3.0)
-    signal_mean: float = 0.0
-    signal_std: float = 0.7
-    noise_mean: float = -7.0
-    noise_std: float = 2.5
-
-
 class MarginalLikelihood:
     """The negative log posterior of the hyperparameters' logarithms, and its gradient.
 
     The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise.
     `features` has the shape (points, features), `targets`, standardised, (points,); `groups` has the index of
     each feature's parameter. If `timed`, the last feature is the time of a report. `task`, shape (points,),
-    is an earlier task's mean at `features`, whose weight is integrated out (see `kernels`).
+    is an earlier task's mean at `features`, whose weight is integrated out (see `kernels`). `lengths` is mean
+    (for one parameter; it grows with the square root of their number) and standard deviation of the normal
+    prior on the length scales' logarithms, `signal_std` the deviation for the signal.
     """
 
     def __init__(
@@ -57,10 +45,11 @@ class MarginalLikelihood:
         features: FloatArray,
         targets: FloatArray,
         groups: NDArray[np.int_],
-        priors: Priors | None = None,
         fixed_noise: float | None = None,
         timed: bool = False,
         task: FloatArray | None = None,
+        lengths: tuple[float, float] = (-1.0, math.sqrt(3.0)),
+        signal_std: float = 0.7,
     ) -> None:
         #: The part of the covariance that has no hyperparameters.
         self._fixed: FloatArray = np.zeros((len(features), len(features)))
@@ -69,21 +58,15 @@ class MarginalLikelihood:
         if task is not None:
             self._fixed += np.outer(task, task)
         self._targets, self._features, self._groups = targets, features, groups
-        count = int(groups.max()) + 1 if len(groups) else 0
-        priors = priors or Priors()
+        self._fixed_noise = fixed_noise
+        self._count = count = int(groups.max()) + 1
         #: Sums features by parameter, shape (features, parameters).
         self._by_group = np.equal.outer(groups, np.arange(count)).astype(float)
-        self._fixed_noise = fixed_noise
-        # The length scales' mean grows with the square root of the number of parameters.
-        growth = 0.5 * math.log(max(count, 1))
-        self._count = count
         #: Means and standard deviations of the normal priors on `theta`.
-        self.means = np.append(
-            np.full(count, priors.length_mean + growth), [priors.signal_mean, priors.noise_mean]
-        )
-        self.stds = np.append(np.full(count, priors.length_std), [priors.signal_std, priors.noise_std])
-        lengths, signal, noise = (math.log(5e-3), math.log(1e3)), (-5.0, 5.0), (math.log(1e-8), math.log(2.0))
-        self.bounds = [lengths] * count + [signal, noise]
+        self.means = np.append(np.full(count, lengths[0] + 0.5 * math.log(count)), [0.0, -7.0])
+        self.stds = np.append(np.full(count, lengths[1]), [signal_std, 2.5])
+        length = (math.log(5e-3), math.log(1e3))
+        self.bounds = [length] * count + [(-5.0, 5.0), (math.log(1e-8), math.log(2.0))]
 
     def starts(self) -> list[FloatArray]:
         """Return four starting points."""
@@ -102,7 +85,7 @@ class MarginalLikelihood:
     ) -> tuple[Hyperparameters, FloatArray, FloatArray, FloatArray | None]:
         """Return hyperparameters, scaled features, their squared distances, and the Cholesky factor."""
         h = self.hyperparameters(theta)
-        scaled = self._features / h.lengths[self._groups] if self._count else self._features
+        scaled = self._features / h.lengths[self._groups]
         squared = squared_distances(scaled, scaled)
         covariance = h.signal * matern52(squared)
         covariance += self._fixed
@@ -161,17 +144,8 @@ def fit(
     objective: MarginalLikelihood, starts: Sequence[FloatArray], iterations: int
 ) -> tuple[FloatArray, float]:
     """Return the best MAP estimate reached from `starts`, and its log posterior density up to a constant."""
-    found = [
-        minimize(
-            objective,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=objective.bounds,
-            options={"maxiter": iterations},
-        )
-        for start in starts
-    ]
+    settings = {"jac": True, "method": "L-BFGS-B", "bounds": objective.bounds}
+    found = [minimize(objective, start, **settings, options={"maxiter": iterations}) for start in starts]
     best = min(found, key=lambda result: result.fun)
     return best.x, -float(best.fun)
 
@@ -185,11 +159,7 @@ _TRIES = 30
 def draws(
     likelihood: MarginalLikelihood, start: FloatArray, number: int, generator: np.random.Generator
 ) -> list[FloatArray]:
-    """Return draws of `theta` by elliptical slice sampling from `start` (Murray, Adams & MacKay, 2010).
-
-    A few results leave open which parameters matter; the single most probable hyperparameters would be
-    overconfident (Snoek et al., 2012, integrate expected improvement over them).
-    """
+    """Return draws of `theta` by elliptical slice sampling from `start` (Murray, Adams & MacKay, 2010)."""
     found, theta, height = [], start, likelihood.log_likelihood(start)
     for _ in range(number):
         for _ in range(_STEPS):

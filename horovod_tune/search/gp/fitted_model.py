@@ -1,14 +1,10 @@
 r"""The Gaussian process fitted to a set of results: its hyperparameters, and the scale of the results.
 
 Losses of training runs differ by powers of ten far from the best ones, but only by a few percent near them.
-On their own scale, the model mostly fits the large differences. A warped scale
-
-.. math:: t = -\log(g + c)
-
-spreads the best results, where :math:`g` is a result's distance from the best one, in units of the distance
-from the median to the best; a smaller softness :math:`c` spreads them more. It spreads noise too, so the
-results decide which scale is used: the one under which they are most probable, the Jacobian of the
-transformation included (Snelson, Rasmussen & Ghahramani, 2004, "Warped Gaussian Processes", section 3).
+A warped scale :math:`t = -\log(g + c)` spreads the best results, where :math:`g` is a result's distance from
+the best one, in units of the distance from the median to the best; a smaller softness :math:`c` spreads them
+more. It spreads noise too, so the scale is used under which the results are most probable, the Jacobian of
+the transformation included (Snelson, Rasmussen & Ghahramani, 2004, "Warped Gaussian Processes", section 3).
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCo
 
 #: The softnesses that are tried besides the results' own scale, if the acquisition function allows it.
 SOFTNESSES = (1.0, 0.1)
-#: The lead that a scale needs: this times log10(10 / softness) is subtracted from its log posterior. Without
-#: it warped scales win by chance, which costs most if results are noisy.
+#: This times log10(10 / softness) is subtracted from the log posterior of a warped scale, so that none wins
+#: by chance, which costs most if results are noisy.
 _PENALTY = 2.0
 
 
@@ -52,8 +48,8 @@ def scales(results: FloatArray, depth: float, softnesses: Sequence[float]) -> It
     """Yield `results`, shape (points,), larger being better, on their own scale and on the warped ones.
 
     On their own scale, results below the median by more than `depth` times the distance from the median to
-    the best are compressed logarithmically, so that a few outliers do not flatten the rest. There is no other
-    scale if at least half of the results equal the best, since distances then have no unit.
+    the best are compressed logarithmically. If at least half of them equal the best, distances have no unit,
+    and there is no other scale.
 
     >>> own, *_ = scales(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), 3.0, ())
     >>> (own.targets * own.deviation + own.offset).round(2).tolist()
@@ -89,10 +85,9 @@ class ModelOptions:
     starts: int = 2
     #: The most points that the process uses; if there are more, they are thinned out.
     process_points: int = 500
-    #: Targets below the median by more than this many times the distance from median to best are compressed.
+    #: The depth at which `scales` compresses results.
     linear_depth: float = 3.0
-    #: Softnesses of the warped scales that are tried besides the results' own scale.
-    #: With `fixed_noise`, only their own scale is used.
+    #: Softnesses of the warped scales, which are tried unless the noise is fixed.
     softnesses: tuple[float, ...] = ()
 
 
@@ -139,9 +134,9 @@ _FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
 class FittedModel:
     """The covariance and scaling fitted to a set of results; points in flight do not change them.
 
-    `powers`, one entry per parameter, are described at `SearchSpace.powers`. `earlier` is
-    the state of an earlier fit, which is used as it is if the results are the same. If `timed`, the results
-    are reports, and the last feature is their time. `task` is the posterior mean of an earlier experiment.
+    `powers`, one entry per parameter, are those of `SearchSpace`. `earlier` is the state of an earlier fit,
+    which is used as it is if the results are the same. If `timed`, the results are reports, and the last
+    feature is their time. `task` is the posterior mean of an earlier experiment.
     """
 
     def __init__(
@@ -201,12 +196,7 @@ class FittedModel:
             if earlier.data == digest:
                 return earlier
             always_fresh = _ALWAYS_FRESH_REPORTS if self.timed else _ALWAYS_FRESH
-            parameters = int(self._groups.max(initial=-1)) + 1
-            if (
-                len(theta) == parameters + 2
-                and rows > always_fresh
-                and rows < _FRESH_GROWTH * earlier.fresh_at
-            ):
+            if always_fresh < rows < _FRESH_GROWTH * earlier.fresh_at and len(theta) == self._groups[-1] + 3:
                 warm = theta
         is_linear = earlier is not None and warm is not None and earlier.linear
         likelihoods = [self._likelihood(scale.targets, is_linear) for scale in found]

@@ -28,8 +28,7 @@ class HypervolumeGain:
     The hypervolume that points dominate above a reference r is, up to a constant, the mean of
     :math:`\max_y (\min_m (y_m - r_m)/\lambda_m)^M` over directions :math:`\lambda` on the unit sphere's
     positive part (Golovin and Zhang, 2020, lemma 5). A point's gain is how far its own value exceeds that
-    maximum, averaged over directions and over joint draws of the metrics there. This works for any
-    number of metrics and of points in flight. All metrics are maximised here.
+    maximum, averaged over directions and over joint draws of the metrics there, all maximised.
 
     `drawn` has a posterior for each metric, on the same points; `allowed`, shape (points,), selects the ones
     that may belong to the front, at least one. The reference is below each metric's worst value on the front

@@ -7,11 +7,9 @@ r"""The covariance function: an ARD Matérn-5/2.
 
 (Rasmussen & Williams, 2006, eq. 4.17; one length scale :math:`\ell_g` per parameter.)
 
-An earlier experiment on other data is a prior of unknown weight. Let :math:`m(x)` be its posterior mean on
-its own standardised scale. The new task is :math:`f(x) = w\,m(x) + d(x)`, where :math:`w \sim N(0, 1)` and
-:math:`d` is the process above, so :math:`m(x)\,m(x')` is added to the covariance (section 2.7, with one
-basis function). If the tasks are related, a few results determine :math:`w`; if not, :math:`w` shrinks to 0,
-and the search continues as if there were no earlier results.
+An earlier experiment on other data is a prior of unknown weight: with its standardised posterior mean
+:math:`m(x)`, the new task is :math:`f(x) = w\,m(x) + d(x)`, where :math:`w \sim N(0, 1)` and :math:`d` is the
+process above, so :math:`m(x)\,m(x')` is added to the covariance (section 2.7, with one basis function).
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.floating[Any]]
-#: Maps features, shape (points, features), to the posterior mean of an earlier experiment, shape (points,).
+#: Maps features to the posterior mean of an earlier experiment, shape (points,).
 Task = Callable[[FloatArray], FloatArray]
 
 SQRT5 = math.sqrt(5.0)
@@ -38,11 +36,7 @@ def matern52(squared: FloatArray) -> FloatArray:
     [1.0, 0.524]
     """
     root = SQRT5 * np.sqrt(squared)
-    decay = np.exp(-root)
-    root += 1.0
-    root += (5.0 / 3.0) * squared
-    root *= decay
-    return root
+    return (root + 1.0 + (5.0 / 3.0) * squared) * np.exp(-root)
 
 
 def squared_distances(left: FloatArray, right: FloatArray) -> FloatArray:
@@ -51,13 +45,11 @@ def squared_distances(left: FloatArray, right: FloatArray) -> FloatArray:
     >>> squared_distances(np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
     [[25.0, 0.0]]
     """
-    squared = (-2.0 * left) @ right.T
-    squared += np.square(left).sum(axis=1)[:, None]
-    squared += np.square(right).sum(axis=1)[None, :]
-    return np.maximum(squared, 0.0, out=squared)
+    squared = (-2.0 * left) @ right.T + np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1)
+    return np.maximum(squared, 0.0)
 
 
-def with_context(features: FloatArray, context: FloatArray) -> FloatArray:
+def with_context(features: FloatArray, context: ArrayLike) -> FloatArray:
     """Return features, shape (points, features), followed by those of `context`, the same for all points."""
     return np.concatenate([features, np.tile(context, (len(features), 1))], axis=1)
 
@@ -95,8 +87,8 @@ class MaternCovariance:
     """The covariance of the noise-free objective; `groups` has the index of each feature's parameter.
 
     If `timed`, the last feature is the time of a report, and the `trend` is added: the Matérn kernel then
-    models only how a configuration's curve differs from the trend. With `powers`, one entry per parameter,
-    axes with a power above 0 are made `linear`. `task` is the posterior mean of an earlier task.
+    models only how a configuration's curve differs from the trend. `powers` has an entry per parameter, see
+    `linear`. `task` is the posterior mean of an earlier task.
     """
 
     def __init__(
@@ -109,7 +101,7 @@ class MaternCovariance:
     ) -> None:
         self.hyperparameters, self._timed, self._task = hyperparameters, timed, task
         self._powers = None if powers is None else powers[groups]
-        self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
+        self._scale = 1.0 / hyperparameters.lengths[groups]
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
         #: The right points of the latest call, prepared: consecutive calls of a climb repeat them.
         self._latest: tuple[FloatArray, FloatArray, FloatArray | None] | None = None

@@ -49,10 +49,7 @@ class Node:
 
 
 def nodes_of(spec: Any) -> list[Node]:
-    """Return the domains of a nested space; a choice comes before what depends on it.
-
-    Raises `SpaceError` for grid_search, and for a domain without values.
-    """
+    """Return the domains of a nested space; a choice comes before what depends on it."""
     return list(_walk(spec, (), ()))
 
 
@@ -89,8 +86,6 @@ def option_of(choice: Node, value: Any) -> int:
     """Return the number of the option that a value in a configuration belongs to.
 
     A value without some of an option's parameters belongs to it if there is only one such option.
-
-    Raises `SpaceError` if it belongs to none.
     """
     for partly in (False, True):
         found = [n for n, option in enumerate(choice.options or ()) if _belongs(value, option, partly)]

@@ -25,18 +25,16 @@ from ray.tune.search.sample import Categorical, Domain
 
 from horovod_tune.search.gp.kernels import FloatArray, linear
 
-#: A linear range counts as one over powers of ten if its lower end is positive and the upper end is larger
-#: by a factor from the first to the second number. Beyond the second, the lower end counts as 0.
+#: 1e-5 instead of 0 as the lower end suggests powers of ten; beyond the second factor, it counts as 0.
 FEWEST_TIMES, MOST_TIMES = 1e3, 1e8
 
 
 class FloatRange:
     """Every float from `lower` to `upper`, both included, on a linear or a log scale.
 
-    A linear range of positive numbers whose ends are `FEWEST_TIMES` to `MOST_TIMES` apart, such as
-    `uniform(1e-5, 1)`, is on a log scale too: 1e-5 instead of 0 suggests powers of ten. Half of
-    the draws are uniform, half log-uniform, and the model makes the axis linear again if the results
-    suggest it.
+    A linear range with ends a factor of `FEWEST_TIMES` to `MOST_TIMES` apart is on a log scale too. Half of
+    the draws are uniform, half log-uniform, and the model makes the axis linear again if the results suggest
+    it.
 
     >>> lr = FloatRange(1e-4, 1e-2, log=True)
     >>> round(lr.to_coordinate(1e-3), 6), lr.to_value(1.0)
@@ -193,12 +191,8 @@ class Choice:
     """A choice among values of any kind, which need not be hashable; a repeated value is drawn more often.
 
     Three or more different numbers have an order: their coordinates are spaced like the values or like their
-    logarithms, whichever are more even, or equally if both are uneven. Other values, and all values with
-    `ordered=False`, are categories, whose coordinates are their indices.
+    logarithms, whichever are more even, or equally if both are uneven. Others are categories.
 
-    >>> act = Choice(["relu", None, {"leak": 0.1}])
-    >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)
-    (2.0, None)
     >>> sizes = Choice([64, 16, 32])
     >>> [round(sizes.to_coordinate(size), 3) for size in (16, 32, 64)]
     [0.0, 0.5, 1.0]
@@ -320,11 +314,6 @@ def equal(left: Any, right: Any) -> bool:
 class _Readable(reprlib.Repr):
     """Shows domains by their bounds, and only the first of many options."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlist = self.maxtuple = self.maxdict = 10
-        self.maxstring = self.maxother = 200
-
     def repr_Float(self, domain: Domain, level: int) -> str:
         return f"{type(domain).__name__}{domain.domain_str}"
 
@@ -343,7 +332,10 @@ def readable(options: Sequence[Any]) -> str:
     >>> readable(range(100, 200))
     '[100, 101, 102, 103, 104, 105, 106, 107, 108, 109, ...]'
     """
-    return _Readable().repr(list(options))
+    shown = _Readable()
+    shown.maxlist = shown.maxtuple = shown.maxdict = 10
+    shown.maxstring = shown.maxother = 200
+    return shown.repr(list(options))
 
 
 Parameter = FloatRange | Grid | Choice

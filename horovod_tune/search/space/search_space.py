@@ -1,10 +1,9 @@
 """Translates a Tune search space, or bayesian-optimization's `pbounds`, to the model's space and back.
 
 A *point* is a tuple with one coordinate for each modelled parameter (see `parameters`); many points are an
-array of shape (points, parameters). Parameters inside the options of a `tune.choice` exist only if their
-option is chosen (see `conditions`); otherwise they are inactive: their coordinate is 0, which the model
-ignores. What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled separately whenever a
-configuration is made.
+array of shape (points, parameters). Parameters whose option of a `tune.choice` is not chosen (see
+`conditions`) are inactive: their coordinate is 0, which the model ignores. `tune.randn` and
+`tune.sample_from` are sampled whenever a configuration is made.
 """
 
 from __future__ import annotations
@@ -59,12 +58,10 @@ class SearchSpace:
             [(index[id(choice)], option) for choice, option in node.conditions if id(choice) in index]
             for node in self.nodes
         ]
-        self.is_conditional = any(self._needs)
         # Each parameter has one length scale, which all columns of a one-hot category share.
         widths = [1 if p.is_ordered else int(p.cardinality) for p in self.columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
-        #: For a parameter whose axis is logarithmic although its domain is linear, the logarithm of the upper
-        #: end over the lower one; 0 for all others.
+        #: See `FloatRange.powers`.
         self.powers = np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self.columns], float)
         #: The first feature of each parameter, and the number of features.
         self.feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
@@ -127,31 +124,28 @@ class SearchSpace:
     def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
         """Map numbers in [0, 1), shape (points, parameters), to points of the same shape."""
         columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self.columns)]
-        return np.stack(columns, axis=1) if columns else np.empty((len(quantiles), 0))
+        return np.column_stack([quantiles[:, :0], *columns])
 
     def snap(self, points: FloatArray) -> FloatArray:
         """Move each coordinate to that of the nearest allowed value."""
         columns = [p.snap(points[:, i]) for i, p in enumerate(self.columns)]
-        return np.stack(columns, axis=1) if columns else points
+        return np.column_stack([points[:, :0], *columns])
 
     def features(self, points: FloatArray | Sequence[Point]) -> FloatArray:
         """Return the model's features, shape (points, features): numbers as they are, categories one-hot.
 
-        One-hot columns are scaled so that two different categories are at distance 1. An inactive parameter
-        has a fixed feature, so it adds no distance between two points at which it is inactive.
+        Two different categories are at distance 1, two points at which a parameter is inactive at 0.
         """
         points = np.asarray(points, dtype=float).reshape(len(points), self.dimension)
         features = np.zeros((len(points), self.feature_starts[-1]))
-        active = self.active(points) if self.is_conditional else None
+        active = self.active(points)
         for i, parameter in enumerate(self.columns):
             start = self.feature_starts[i]
-            if not parameter.is_ordered:
-                width = math.sqrt(0.5) if active is None else math.sqrt(0.5) * active[:, i]
-                features[np.arange(len(points)), start + points[:, i].astype(int)] = width
-            elif active is None:
-                features[:, start] = points[:, i]
-            else:
+            if parameter.is_ordered:
                 features[:, start] = np.where(active[:, i], points[:, i], _INACTIVE_FEATURE)
+            else:
+                one_hot = start + points[:, i].astype(int)
+                features[np.arange(len(points)), one_hot] = math.sqrt(0.5) * active[:, i]
         return features
 
     def every_point(self) -> list[Point]:
@@ -162,8 +156,6 @@ class SearchSpace:
     def canonical(self, point: FloatArray | Point) -> Point:
         """Return the canonical coordinates of the values at `point`: equal configurations have equal ones."""
         own = [p.to_coordinate(p.to_value(c)) for p, c in zip(self.columns, point, strict=True)]
-        if not self.is_conditional:
-            return tuple(own)
         active = self.active(np.asarray([own]))[0]
         return tuple(c if there else 0.0 for c, there in zip(own, active, strict=True))
 
@@ -193,20 +185,14 @@ class SearchSpace:
         return _only(full, [node.path for node in self._all if not node.conditions])
 
     def point(self, config: Mapping[str, Any], empty: Collection[str] = ()) -> Point:
-        """Return the point of a complete configuration; parameters whose names are in `empty` are None.
-
-        Raises `SpaceError` if a modelled parameter is missing or not in its domain.
-        """
+        """Return the point of a complete configuration; parameters whose names are in `empty` are None."""
         coordinates, _, missing = self._read(config, empty)
         if missing:
             raise SpaceError(f"'{missing[0].shown}' is missing from the configuration")
         return tuple(coordinates.get(i, 0.0) for i in range(self.dimension))
 
     def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
-        """Read a configuration that may leave parameters open: its coordinates, and values to use as given.
-
-        Raises `SpaceError` for an unknown name, a value outside its domain, or a changed constant.
-        """
+        """Read a configuration that may leave parameters open: coordinates, and values to use as given."""
         coordinates, given, _ = self._read(config)
         _refuse_unknown(config, self.spec, ())
         return coordinates, given
@@ -214,10 +200,7 @@ class SearchSpace:
     def _read(
         self, config: Mapping[str, Any], empty: Collection[str] = ()
     ) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
-        """Return a configuration's coordinates, the values to use exactly as given, and what is missing.
-
-        The last are modelled parameters; those values are floats and what is sampled outside the model.
-        """
+        """Return a configuration's coordinates, values to use as given, and the modelled nodes it lacks."""
         coordinates: dict[int, float] = {}
         given: dict[Path, Any] = {}
         missing: list[Node] = []

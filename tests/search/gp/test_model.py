@@ -15,7 +15,7 @@ from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.earlier_experiment import EarlierModel
 from horovod_tune.search.gp.acquisition import Posterior, averaged, log_h
 from horovod_tune.search.gp.feasibility import FailureModel, diverged, joint
-from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, draws
+from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, draws
 from horovod_tune.search.gp.fitted_model import SOFTNESSES, FittedModel, ModelOptions, scales
 from horovod_tune.search.gp.kernels import Hyperparameters, MaternCovariance
 
@@ -56,7 +56,7 @@ def test_the_likelihood_and_its_gradient(timed: bool, noise: float | None, besid
     features = np.concatenate([np.eye(2)[generator.integers(0, 2, 25)], X], axis=1)
     task = generator.standard_normal(25) if beside_a_task else None
     groups, targets = np.array([0, 0, 1, 2, 3]), (Y - Y.mean()) / Y.std()
-    objective = MarginalLikelihood(features, targets, groups, Priors(), noise, timed, task)
+    objective = MarginalLikelihood(features, targets, groups, noise, timed, task)
     for theta in objective.starts()[:3]:
         error = check_grad(lambda t: objective(t)[0], lambda t: objective(t)[1], theta, epsilon=1e-6)
         assert error < 1e-3 * (1 + np.linalg.norm(objective(theta)[1]))
@@ -204,31 +204,12 @@ def test_draws_have_the_mean_and_the_variance_of_the_posterior() -> None:
     assert found[50:].var(axis=0) == pytest.approx(np.full(3, 0.5), abs=0.08)
 
 
-def test_a_chain_stays_where_it_is_when_nothing_near_is_as_probable() -> None:
-    class Needle(Normal):
-        def log_likelihood(self, theta: np.ndarray) -> float:
-            return 0.0 if np.all(theta == 5.0) else -np.inf
-
-    (only,) = draws(Needle(), np.full(3, 5.0), 1, np.random.default_rng(0))  # type: ignore[arg-type]
-    assert only.tolist() == [5.0, 5.0, 5.0]
-
-
 def test_the_average_is_that_of_the_expectations_not_of_their_logarithms() -> None:
     models = fitted(X[:12], Y[:12]).drawn(3, seed=2)
     assert len({tuple(each.covariance.hyperparameters.lengths) for each in models}) > 1
     each, queries = [uncertain(X[13:14], model) for model in models], GENERATOR.random((6, 3))
     expected = np.log(np.mean([np.exp(one(queries)) for one in each], axis=0))
     assert averaged(each)(queries) == pytest.approx(expected)
-
-
-def test_every_scale_is_standardised_and_keeps_the_order() -> None:
-    results = np.random.default_rng(1).standard_cauchy(50)
-    found = list(scales(results, 3.0, SOFTNESSES))
-    assert len(found) == 1 + len(SOFTNESSES)
-    for scale in found:
-        assert list(np.argsort(scale.targets)) == list(np.argsort(results))
-        assert (scale.targets.mean(), scale.targets.std()) == pytest.approx((0.0, 1.0))
-    assert len(list(scales(np.array([1.0, 1.0, 1.0, 0.0]), 3.0, SOFTNESSES))) == 1, "no unit to measure by"
 
 
 def test_the_slopes_of_a_scale_are_those_of_finite_differences() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from conformance import METRIC, Loop
 from ray import tune
@@ -91,7 +90,7 @@ def test_inactive_parameters_make_no_difference_to_the_model_and_to_which_points
 
 def test_a_choice_of_one_option_with_a_domain_is_that_domain() -> None:
     space = SearchSpace({"x": tune.choice([{"m": tune.uniform(0, 1)}])})
-    assert (space.dimension, space.is_conditional) == (1, False)
+    assert space.dimension == 1
     assert space.config((0.25,), seed=0) == {"x": {"m": 0.25}}
 
 
@@ -101,9 +100,10 @@ def test_every_point_of_a_finite_conditional_space_is_counted_and_listed_once() 
         {"k": tune.randint(0, 5)},
         7,
     ]
-    space = SearchSpace({"c": tune.choice(inner), "n": tune.randint(0, 3)})
+    others = {"n": tune.lograndint(1, 4), "q": tune.qloguniform(0.1, 0.4, 0.1), "o": tune.choice("xy")}
+    space = SearchSpace({"c": tune.choice(inner), **others})
     points = space.every_point()
-    assert len(points) == len(set(points)) == space.size == (3 * 2 + 5 + 1) * 3
+    assert len(points) == len(set(points)) == space.size == (3 * 2 + 5 + 1) * 3 * 4 * 2
     search = BayesOptSearch({"c": tune.choice(inner)}, metric=METRIC, mode="min", random_state=0)
     configs = Loop(search, None).run(12, lambda config: float(len(str(config))))
     assert len({str(config) for config in configs}) == 12
@@ -153,16 +153,3 @@ def test_the_search_finds_the_best_option_and_its_parameters() -> None:
         search = BayesOptSearch(metric=METRIC, mode="min", random_state=seed)
         best.append(min(map(loss, Loop(search, optimizers()).run(35, loss))))
     assert np.median(best) < 0.05
-
-
-def test_an_earlier_table_of_a_conditional_space_is_a_start() -> None:
-    rows = [
-        {METRIC: 1.0, "config/opt/name": "sgd", "config/opt/lr": 0.1, "config/opt/momentum": 0.5},
-        {METRIC: 2.0, "config/opt/name": "adam", "config/opt/lr": 0.001},
-    ]
-    frame = pd.DataFrame(rows)
-    frame["config/width"] = [2, 3]
-    search = BayesOptSearch(metric=METRIC, mode="min", analysis=frame)
-    assert search.set_search_properties(METRIC, "min", optimizers())
-    search.suggest("t")
-    assert [trial.value for trial in search._history.earlier] == [1.0, 2.0]

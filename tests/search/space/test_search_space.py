@@ -183,19 +183,6 @@ def test_parameters_with_one_value_are_not_modelled() -> None:
     assert space.config((0.0,), seed=0) == {"a": 3, "b": "only", "c": 0.0}
 
 
-def test_every_point_of_a_finite_space_is_listed_once() -> None:
-    space = SearchSpace(
-        {
-            "a": tune.randint(0, 3),
-            "b": tune.choice("xy"),
-            "c": tune.qloguniform(0.1, 0.4, 0.1),
-            "d": tune.lograndint(1, 4),
-        }
-    )
-    points = {space.canonical(point) for point in space.every_point()}
-    assert len(points) == space.size == 3 * 2 * 4 * 3
-
-
 def test_bayesian_optimizations_own_bounds_are_understood() -> None:
     spec = from_mixed(
         {

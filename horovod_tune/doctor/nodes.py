@@ -108,10 +108,10 @@ def _examine(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     probe: Any = ray.remote(num_cpus=0, max_restarts=0)(NodeProbe)
-    nodes = [Node(label, node["NodeManagerAddress"]) for label, node in machines.items()]
+    nodes = [Node(label, machine["NodeManagerAddress"]) for label, machine in machines.items()]
     actors = {}
-    for label, node in machines.items():
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    for label, machine in machines.items():
+        there = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
         actors[label] = probe.options(scheduling_strategy=there).remote()
 
     def left_s() -> float:

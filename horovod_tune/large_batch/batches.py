@@ -40,8 +40,6 @@ def split_batch(
 ) -> BatchSplit:
     """Return the fewest passes, as equal as possible, that make up a global batch in a world of any size.
 
-    So a configuration with ``global_batch_size=4096`` means the same on 2 ranks as on 64.
-
     Args:
         global_batch_size: Samples in an optimiser step, over all ranks.
         world_size: Ranks.
@@ -131,8 +129,6 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
 
 class GlobalBatch:
     """Adjusts an accumulator and a scheduler when the global batch or the number of ranks changes.
-
-    The scheduler scales the rate with the batch by its rule, and continues at the same epoch.
 
     Args:
         split: The split that the training starts with, in this world.

@@ -40,9 +40,8 @@ class NoiseScale:
     Fieller's for a ratio of means, with the averages' own (co)variances and Student's t for their effective
     number of steps; it is open upwards if the gradient cannot be distinguished from 0.
 
-    Give it to a `GradientAccumulator`, which updates it from gradients that are computed anyway: those of
-    each rank's first pass, and that of the whole batch. A single rank needs two passes or more. Reading all
-    gradients two more times costs time; `every` makes that rarer.
+    A `GradientAccumulator` updates it from gradients that are computed anyway: those of each rank's first
+    pass, and that of the whole batch. Reading them two more times costs time; `every` makes that rarer.
 
     Args:
         every: Optimiser steps from one measurement to the next. 1 gives the narrowest confidence interval.

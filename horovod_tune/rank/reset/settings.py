@@ -283,7 +283,7 @@ _UNTOUCHED = _attributes(logging.Logger(""))
 
 
 def _before_its_use(each: logging.Logger | logging.Handler, now: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a logger that is new; one of a class that does not stay becomes a plain one."""
+    """Return the attributes of a new logger; one of a class that does not stay becomes a plain one."""
     kind = type(each)
     if isinstance(each, logging.Handler):
         return now

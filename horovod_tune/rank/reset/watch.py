@@ -100,8 +100,8 @@ class _Container(NamedTuple):
     owner: Any
     contents: Any  # a mapping, list or set
     counter: ctypes.c_uint64  # where CPython counts the changes of the contents
-    count: int = _UNKNOWN  # their number at the snapshot
-    items: dict[Any, Any] = {}  # the snapshot, by key, index or element
+    count: int  # their number at the snapshot
+    items: dict[Any, Any]  # the snapshot, by key, index or element
 
     def now(self) -> _Container:
         count = self.counter.value if self.counter is not _NO_COUNTER else _UNKNOWN
@@ -182,7 +182,7 @@ class Watch:
         contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
         if contents is None:
             return
-        container = _Container(name, owner, contents, _counter_of(contents)).now()
+        container = _Container(name, owner, contents, _counter_of(contents), _UNKNOWN, {}).now()
         self._containers[id(owner)] = container
         if contents is owner:  # a subclass of dict, list or set may have attributes too
             self._add(_attributes_of(owner, package), name, package, depth)

@@ -57,7 +57,8 @@ def _is_of_the_process(caller: FrameType) -> bool:
     """Return True if a library registers a handler that must run once, when the process ends."""
     package = caller.f_globals.get("__name__", "").partition(".")[0]
     # Libraries with extension modules register their own shutdown at import: pyarrow does for its S3 client.
-    return package in _lasting or (caller.f_code.co_name == "<module>" and has_extension(package))
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+    return package in _lasting or (caller.f_code.co_name == "<module>" and has_extension(modules))
 
 
 def run_handlers(of: Session) -> None:

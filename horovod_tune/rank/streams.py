@@ -20,19 +20,10 @@ def unusable_streams() -> list[str]:
     >>> unusable_streams()
     []
     """
-    streams = {"sys.stdout": sys.stdout, "sys.stderr": sys.stderr}
-    return [name for name, stream in streams.items() if not is_usable(stream)]
+    return [name for name in ("stdout", "stderr") if not _is_usable(getattr(sys, name))]
 
 
-def is_usable(stream: Any) -> bool:
-    """Return True if a stream exists and is open.
-
-    >>> import io
-    >>> text = io.TextIOWrapper(io.BytesIO())
-    >>> was_usable, _ = is_usable(text), text.detach()
-    >>> was_usable, is_usable(text), is_usable(None)
-    (True, False, False)
-    """
+def _is_usable(stream: Any) -> bool:
     try:
         # The function may have installed an object without this attribute.
         return stream is not None and not getattr(stream, "closed", False)

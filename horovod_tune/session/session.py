@@ -62,7 +62,6 @@ class Session:
     ) -> None:
         self.request = request
         self.rank_info = rank_info
-        self._pid = os.getpid()
         self._send = send
         self._fetch = fetch
         # Where the newest checkpoint is stored, and the checkpoint once it has been fetched.
@@ -100,7 +99,7 @@ class Session:
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         """On rank 0, send the metrics; every rank then waits until Tune decides that the trial continues."""
-        self._refuse_in_a_fork("report()")
+        refuse_in_child_process("report()")  # a fork has a copy of this session
         plain = plain_metrics(metrics)
         # Only rank 0's is stored: another host may not have the directory.
         path = checkpoint_path(checkpoint) if self.rank_info.rank == 0 else None
@@ -200,14 +199,9 @@ class Session:
             self._stopped = True
             self._condition.notify_all()
 
-    @property
-    def trial_world(self) -> TrialWorld:
-        with self._condition:
-            return TrialWorld(self.rank_info.rank, self.rank_info.size, self.world_number, self.gpu)
-
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None if there is none."""
-        self._refuse_in_a_fork("get_checkpoint()")
+        refuse_in_child_process("get_checkpoint()")
         checkpoint = self._newest_checkpoint()
         # One that was made from a commit is for `get_state`.
         return None if checkpoint is None or _has_commit(checkpoint) else checkpoint
@@ -225,11 +219,6 @@ class Session:
         if self._place is not None and self._checkpoint is None:
             self._checkpoint = self._fetch(self._place)
         return self._checkpoint
-
-    def _refuse_in_a_fork(self, caller: str) -> None:
-        # A forked process has a copy of this session, but nothing receives its messages.
-        if os.getpid() != self._pid:
-            raise NotInTraining(_child_process_error(caller, self.rank_info.rank, self._pid))
 
 
 def _has_commit(checkpoint: Any) -> bool:
@@ -369,26 +358,22 @@ def get_world() -> TrialWorld:
     Raises:
         NotInTraining: called outside a training function that a trial runs.
     """
-    return require_session("get_world()").trial_world
-
-
-def _child_process_error(caller: str, rank: int, pid: int) -> str:
-    """Return the error text for a call in a process that the training function of ``rank`` started."""
-    return (
-        f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
-        f"{pid}) started. Only the function itself can report. It runs in every rank already: one "
-        "process per slot, or per TPU chip. If a launcher (torch_xla.launch, xmp.spawn, notebook_launcher, "
-        "mp.spawn) started this process, pass the function that it launches to DistributedTrainableCreator, "
-        "without the launcher. Otherwise, return the process's results to the training function, and report "
-        "them there."
-    )
+    live = require_session("get_world()")
+    return TrialWorld(live.rank_info.rank, live.rank_info.size, live.world_number, live.gpu)
 
 
 def refuse_in_child_process(caller: str) -> None:
     """Raise NotInTraining if a training function started this process."""
     rank, _, pid = os.environ.get(RANK_VARIABLE, "").partition(":")
     if pid and int(pid) != os.getpid():
-        raise NotInTraining(_child_process_error(caller, int(rank), int(pid)))
+        raise NotInTraining(
+            f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} "
+            f"(process {pid}) started. Only the function itself can report. It runs in every rank already: "
+            "one process per slot, or per TPU chip. If a launcher (torch_xla.launch, xmp.spawn, "
+            "notebook_launcher, mp.spawn) started this process, pass the function that it launches to "
+            "DistributedTrainableCreator, without the launcher. Otherwise, return the process's results to "
+            "the training function, and report them there."
+        )
 
 
 def require_session(caller: str) -> Session:

@@ -44,8 +44,7 @@ class NodeFiles:
 
     def discard(self, part: str, begun: list[Any]) -> None:
         """Wait for the calls that write to a partial copy, since they run in parallel, and then remove it."""
-        if begun:
-            ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
+        ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
         shutil.rmtree(part, ignore_errors=True)
 
 
@@ -68,25 +67,19 @@ def begin(node: str) -> Any:
 _actors: dict[tuple[str, str], Any] = {}
 
 
-class _Deadline:
-    def __init__(self, timeout_s: float) -> None:
-        self._end = time.monotonic() + timeout_s
+def _with_actor(node: str, timeout_s: float, work: Callable[[Any, Callable[[Any], Any]], Result]) -> Result:
+    """Return ``work(actor, get)``; repeat it if the actor has ended with another process.
 
-    def get(self, ref: Any) -> Any:
-        """Return the value of ``ref``.
+    ``get(ref)`` returns the value of ``ref``, or raises GetTimeoutError after ``timeout_s`` in all.
+    """
+    end = time.monotonic() + timeout_s
 
-        Raises:
-            ray.exceptions.GetTimeoutError: it is not available in time.
-        """
-        return ray.get(ref, timeout=max(0.0, self._end - time.monotonic()))
+    def get(ref: Any) -> Any:
+        return ray.get(ref, timeout=max(0.0, end - time.monotonic()))
 
-
-def _with_actor(node: str, timeout_s: float, work: Callable[[Any, _Deadline], Result]) -> Result:
-    """Return ``work(actor, deadline)``; repeat it if the actor has ended with another process."""
-    deadline = _Deadline(timeout_s)
     for attempt in range(NEW_ACTORS):
         try:
-            return work(begin(node), deadline)
+            return work(begin(node), get)
         except (ActorDiedError, ActorUnavailableError):
             _actors.pop((ray.get_runtime_context().get_job_id(), node), None)
             alive = any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
@@ -106,27 +99,21 @@ def send_directory(source: str, node: str, target: str, *, timeout_s: float) -> 
     """
     found = directories.entries(source)
 
-    def send(files: Any, deadline: _Deadline) -> None:
+    def send(files: Any, get: Callable[[Any], Any]) -> None:
         part = f"{target}.{uuid.uuid4().hex}.part"
-        begun = deque([files.call.remote(directories.make, part, found)])
-
-        def wait_for_first() -> None:
-            deadline.get(begun[0])
-            begun.popleft()
-
+        begun = [files.call.remote(directories.make, part, found)]
         try:
-            wait_for_first()
+            get(begun[0])
             for chunk in directories.pieces(found, CHUNK_BYTES):
                 contents = directories.read(source, chunk)
+                get(begun[max(0, len(begun) - IN_FLIGHT)])
                 begun.append(files.call.remote(directories.write, part, chunk, contents))
-                if len(begun) == IN_FLIGHT:
-                    wait_for_first()
-            while begun:
-                wait_for_first()
+            for ref in begun[-IN_FLIGHT:]:
+                get(ref)
             begun.append(files.call.remote(directories.put_in_place, part, target))
-            wait_for_first()
+            get(begun[-1])
         except BaseException:
-            files.discard.remote(part, list(begun))
+            files.discard.remote(part, begun)
             raise
 
     _with_actor(node, timeout_s, send)
@@ -141,19 +128,19 @@ def fetch_directory(node: str, source: str, target: str, *, timeout_s: float) ->
         ray.exceptions.GetTimeoutError: the copy took longer than ``timeout_s``.
     """
 
-    def fetch(files: Any, deadline: _Deadline) -> None:
+    def fetch(files: Any, get: Callable[[Any], Any]) -> None:
         part = f"{target}.{uuid.uuid4().hex}.part"
         try:
-            found = deadline.get(files.call.remote(directories.entries, source))
+            found = get(files.call.remote(directories.entries, source))
             directories.make(part, found)
             waiting: deque[tuple[list[Piece], Any]] = deque()
             for chunk in directories.pieces(found, CHUNK_BYTES):
                 waiting.append((chunk, files.call.remote(directories.read, source, chunk)))
                 if len(waiting) == IN_FLIGHT:
                     first, ref = waiting.popleft()
-                    directories.write(part, first, deadline.get(ref))
+                    directories.write(part, first, get(ref))
             for first, ref in waiting:
-                directories.write(part, first, deadline.get(ref))
+                directories.write(part, first, get(ref))
             directories.put_in_place(part, target)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
@@ -164,6 +151,4 @@ def fetch_directory(node: str, source: str, target: str, *, timeout_s: float) ->
 
 def call_on(node: str, function: Callable[..., Result], *arguments: Any, timeout_s: float) -> Result:
     """Call a function on ``node`` and return its result."""
-    return _with_actor(
-        node, timeout_s, lambda files, deadline: deadline.get(files.call.remote(function, *arguments))
-    )
+    return _with_actor(node, timeout_s, lambda files, get: get(files.call.remote(function, *arguments)))

@@ -33,8 +33,6 @@ class OtherDisk:
     def __getattr__(self, name):
         def remote(*arguments):
             self.calls.append(arguments[0].__name__ if name == "call" else name)
-            if name == "discard":
-                arguments = (arguments[0], [])  # the others have ended
             paths = (str, Path)
             there = [type(each)(self(str(each))) if isinstance(each, paths) else each for each in arguments]
             try:
@@ -53,7 +51,8 @@ class OtherDisk:
 @pytest.fixture
 def other_disk(tmp_path, monkeypatch):
     disk = OtherDisk(tmp_path / "disk of the driver")
-    monkeypatch.setattr(node_transfer, "_with_actor", lambda node, timeout_s, work: work(disk, disk))
+    monkeypatch.setattr(node_transfer, "_with_actor", lambda node, timeout_s, work: work(disk, disk.get))
+    monkeypatch.setattr(node_transfer.ray, "wait", lambda *_, **__: None)  # all calls have ended
     monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
     return disk
 

@@ -79,7 +79,7 @@ class Baseline:
         changed = {name for name, _ in self._horovod ^ horovod_settings()}
         problems = [f"{name} was set, which Horovod reads once per process" for name in sorted(changed)]
         # A closed stream cannot be reopened, and the next trial's first print() would raise.
-        problems += [f"{name} was closed" for name in unusable_streams()]
+        problems += [f"sys.{name} was closed" for name in unusable_streams()]
         torch = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             problems.append("torch.distributed is still initialised")

@@ -157,9 +157,7 @@ class Imports:
             if top_level(name) not in self._packages
             and (top_level(name) == own_package or self._is_user_module(name, module))
         }
-        stay = {
-            name for name in packages if name in self._packages or _has_extension(packages[name].values())
-        }
+        stay = {name for name in packages if name in self._packages or has_extension(packages[name].values())}
         stay = self._with_references(stay, packages)
         forgotten = {name for package in packages.keys() - stay | users for name in packages[package]}
         for name in forgotten:
@@ -220,14 +218,7 @@ def _module_of(value: Any) -> Any:
         return None
 
 
-def has_extension(package: str) -> bool:
-    """Return True if extension modules of ``package``, a top-level name, are loaded."""
-    return _has_extension(
-        [module for name, module in list(sys.modules.items()) if top_level(name) == package]
-    )
-
-
-def _has_extension(modules: Iterable[Any]) -> bool:
+def has_extension(modules: Iterable[Any]) -> bool:
     files = [getattr(module, "__file__", None) or ".py" for module in modules]
     return not all(file.endswith((".py", ".pyc")) for file in files)
 

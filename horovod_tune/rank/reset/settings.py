@@ -269,21 +269,27 @@ def _loggers() -> dict[Any, dict[str, Any]]:
 
 
 def _attributes(each: logging.Logger | logging.Handler) -> dict[str, Any]:
-    names = {"level", "formatter", "filters"}  # a handler's other attributes, like its stream, are its own
-    if isinstance(each, logging.Logger):
-        names = {"__class__", *vars(each)} - _OF_PLACE
-    values = {name: getattr(each, name) for name in names}
-    return {name: value.copy() if isinstance(value, list) else value for name, value in values.items()}
+    if isinstance(each, logging.Handler):  # its other attributes, like its stream, are its own
+        return {"level": each.level, "formatter": each.formatter, "filters": each.filters[:]}
+    values = {**vars(each), "__class__": type(each)}
+    return {
+        name: value.copy() if isinstance(value, list) else value
+        for name, value in values.items()
+        if name not in _OF_PLACE
+    }
+
+
+_UNTOUCHED = _attributes(logging.Logger(""))
 
 
 def _before_its_use(each: logging.Logger | logging.Handler, now: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a logger that is new; one of a class that does not stay becomes a plain one."""
-    kind, untouched = type(each), _attributes(logging.Logger(""))
+    """Return the attributes of a new logger; one of a class that does not stay becomes a plain one."""
+    kind = type(each)
     if isinstance(each, logging.Handler):
         return now
     if kind is logging.Logger or getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:
-        return untouched
-    return now | untouched | {"__class__": kind}
+        return _UNTOUCHED
+    return now | _UNTOUCHED | {"__class__": kind}
 
 
 def _write_loggers(value: dict[Any, dict[str, Any]]) -> None:

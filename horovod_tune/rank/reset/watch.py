@@ -85,7 +85,6 @@ _MISSING = object()
 _COUNTER_OFFSET = 24
 _NO_COUNTER = ctypes.c_uint64()
 _UNKNOWN = -1  # no count: the contents are compared
-_read_value = operator.attrgetter("value")
 
 # In C, since there are thousands of functions.
 _read_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
@@ -99,35 +98,31 @@ def _parts_of(function: FunctionType) -> tuple[Any, ...]:
 class _Container(NamedTuple):
     name: str
     owner: Any
-    contents: Any  # a mapping, list or set; keys and values are what was in it
-    keys: Collection[Any]
-    values: list[Any]
+    contents: Any  # a mapping, list or set
+    counter: ctypes.c_uint64  # where CPython counts the changes of the contents
+    count: int  # their number at the snapshot
+    items: dict[Any, Any]  # the snapshot, by key, index or element
 
     def now(self) -> _Container:
-        return self._replace(keys=_keys(self.contents), values=_values(self.contents))
+        count = self.counter.value if self.counter is not _NO_COUNTER else _UNKNOWN
+        return self._replace(count=count, items=_items(self.contents))  # in this order, for other threads
 
     def has_changed(self) -> bool:
         try:
-            if _values(self.contents) != self.values:
-                return True
-            # Keys are compared for dicts, lists and sets only. For modules, classes and other objects this
-            # would double the time, and a name hardly changes there while all values stay the same.
-            return self.contents is self.owner and _keys(self.contents) != self.keys
+            return _items(self.contents) != self.items
         except Exception:  # any: comparing may raise; what is still the same object is not compared
             return True
 
-    def items(self) -> dict[Any, Any]:
-        return dict(zip(self.keys, self.values, strict=False))
+
+_read_counter, _read_count = operator.attrgetter("counter.value"), operator.attrgetter("count")
 
 
 class Watch:
     """The contents of modules when they were added, with changes that were accepted since."""
 
     def __init__(self) -> None:
+        # By the id of the owner.
         self._containers: dict[int, _Container] = {}
-        # For each container, where CPython counts its changes, and their number at the snapshot.
-        self._counters: dict[int, ctypes.c_uint64] = {}
-        self._counts: dict[int, int] = {}
         self._parts: dict[FunctionType, tuple[Any, ...]] = {}
         # By package: caches of functions, and variables of closures with their values.
         self._caches: dict[str, list[Any]] = {}
@@ -187,10 +182,11 @@ class Watch:
         contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
         if contents is None:
             return
-        container = self._snapshot(_Container(name, owner, contents, (), []), _counter_of(contents))
+        container = _Container(name, owner, contents, _counter_of(contents), _UNKNOWN, {}).now()
+        self._containers[id(owner)] = container
         if contents is owner:  # a subclass of dict, list or set may have attributes too
             self._add(_attributes_of(owner, package), name, package, depth)
-        for key, value in zip(container.keys, container.values, strict=True):
+        for key, value in container.items.items():
             if type(value) is FunctionType:
                 for registry in filter(_is_proxy, vars(value).values()):  # of functools.singledispatch
                     self._add(registry, f"{name}.{key}.registry", package, depth=0)
@@ -205,19 +201,12 @@ class Watch:
                 if not internal or key == "__constants__":
                     self._add(value, f"{name}.{key}", package, depth - 1)
 
-    def _snapshot(self, container: _Container, counter: ctypes.c_uint64) -> _Container:
-        number = id(container.owner)
-        count = counter.value if counter is not _NO_COUNTER else _UNKNOWN
-        now = container.now()  # after the count, since another thread may change it
-        self._containers[number], self._counters[number], self._counts[number] = now, counter, count
-        return now
-
     def forget(self, packages: Collection[str]) -> None:
         """Stop watching the modules of these packages, which were removed."""
         if packages:
             containers = list(self._containers.items())
             for number in [number for number, each in containers if top_level(each.name) in packages]:
-                del self._counters[number], self._counts[number], self._containers[number]
+                del self._containers[number]
             for function in [each for each in self._parts if top_level(str(each.__module__)) in packages]:
                 del self._parts[function]
             for package in packages:
@@ -227,27 +216,23 @@ class Watch:
     def differing(self) -> dict[int, _Container]:
         """Return the containers whose contents have changed, with their present contents."""
         found = {}
-        # Lists, since another thread may import meanwhile.
-        counts = map(_read_value, list(self._counters.values()))
-        have_changes = map(operator.ne, counts, list(self._counts.values()))
-        for number in itertools.compress(list(self._counters), have_changes):
-            container = self._containers.get(number)
-            if container is not None and container.has_changed():
+        containers = list(self._containers.values())  # another thread may import meanwhile
+        have_changes = map(operator.ne, map(_read_counter, containers), map(_read_count, containers))
+        for container in itertools.compress(containers, have_changes):
+            if container.has_changed():
                 with contextlib.suppress(RuntimeError):  # a library's thread changes it meanwhile
-                    found[number] = container.now()
+                    found[id(container.owner)] = container.now()
         return found
 
     def accept(self, before: dict[int, _Container]) -> None:
         """Accept changes since ``before``, which `differing` returned before an import."""
         for number, now in self.differing().items():
             known = self._containers[number]
-            then = before.get(number, known).items()
-            new = {key: value for key, value in now.items().items() if then.get(key, _MISSING) is not value}
+            then = before.get(number, known).items
+            new = {key: value for key, value in now.items.items() if then.get(key, _MISSING) is not value}
             self.registered += [*new, *new.values()]
-            if number in before:
-                kept = known.items() | new
-                now = known._replace(keys=list(kept), values=list(kept.values()))
-            self._containers[number], self._counts[number] = now, _UNKNOWN
+            items = known.items | new if number in before else now.items
+            self._containers[number] = known._replace(count=_UNKNOWN, items=items)
 
     def restore(self) -> list[str]:
         """Restore what can be restored; return the other changes."""
@@ -265,7 +250,7 @@ class Watch:
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
         for number, now in self.differing().items():
             known = self._containers[number]
-            then, current = known.items(), now.items()
+            then, current = known.items, now.items
             if not then and isinstance(known.owner, dict) and known.name.endswith(_SINGLETONS):
                 known.owner.clear()
                 continue
@@ -278,7 +263,7 @@ class Watch:
                     continue  # added by C code at its first use: torch.cuda._get_device_properties
                 if old is not new and not _restore(known.owner, key, old, new) and not _is_bookkeeping(name):
                     problems.append(name)
-            self._snapshot(known, self._counters[number])
+            self._containers[number] = known.now()
         return [f"{name} was changed" for name in problems]
 
 
@@ -329,7 +314,7 @@ def _contents_of(owner: Any, package: str, name: str) -> Any:
     if package in sys.stdlib_module_names and name.startswith(_UNWATCHED_STANDARD):
         return None
     if issubclass(kind, dict | list | set):
-        return None if len(_values(owner)) > _MAX_ELEMENTS else owner
+        return None if len(_items(owner)) > _MAX_ELEMENTS else owner
     return _attributes_of(owner, package)
 
 
@@ -366,23 +351,14 @@ def _has_counters() -> bool:
 
 _HAS_COUNTERS = _has_counters()
 
-# These call the built-in types' methods: a subclass's may do anything (Transformers' import every model).
 
-
-def _keys(contents: Any) -> Collection[Any]:
+def _items(contents: Any) -> dict[Any, Any]:
+    # By the built-in types' methods: a subclass's may do anything (Transformers' import every model).
     if isinstance(contents, list):
-        return range(list.__len__(contents))
+        return dict(enumerate(list.copy(contents)))
     if isinstance(contents, set):
-        return list(set.copy(contents))
-    return list(dict.keys(contents) if isinstance(contents, dict) else contents.keys())
-
-
-def _values(contents: Any) -> list[Any]:
-    if isinstance(contents, list):
-        return list.copy(contents)
-    if isinstance(contents, set):
-        return list(set.copy(contents))
-    return list(dict.values(contents) if isinstance(contents, dict) else contents.values())
+        return {each: each for each in set.copy(contents)}
+    return dict.copy(contents) if isinstance(contents, dict) else contents.copy()
 
 
 def _is_proxy(value: Any) -> bool:

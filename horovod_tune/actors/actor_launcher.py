@@ -79,10 +79,6 @@ class ActorLauncher:
             )
         return self._create_actor(groups[-1], 0)
 
-    @property
-    def placed_workers(self) -> int:
-        return self._spec.world_size
-
     def release_slot(self, slot: int) -> None:
         for group in self._more.pop(slot, []):
             ray.util.remove_placement_group(group)

@@ -136,7 +136,7 @@ class Coordinator:
             logger.exception("the workers could not be ended after %r", cause)
 
     def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
-        trial, ranks = self._trial, self._group.hosts
+        trial, ranks = self._trial, self._group.world.hosts
         trial.has_reported = True
         world = {
             "world_size": len(ranks),

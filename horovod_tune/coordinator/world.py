@@ -234,25 +234,47 @@ class World:
         self._break_world()
         self.slots.record_lost(worker)
 
+    def _begin_change(self) -> _Change:
+        now = time.monotonic()
+        self._change = _Change(now, now, was_offered=self._offers > 0)
+        if self._without_world_since is None:
+            self._without_world_since = now
+        # Once the world is broken, rank 0 leaves its report, and may delete the checkpoint's directory.
+        self._pending.clear()
+        return self._change
+
+    def _break_world(self) -> None:
+        self._launcher.abandon_world()
+        for worker in self.members:
+            worker.actor.break_world.remote(self.number)
+
     def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
         self.members = [worker for worker in self.members if worker not in workers]
         self._events.close_channels(workers)
         end_workers(workers, wait=wait)
 
-    def _fail(self, lost: list[Failed], reason: str = "") -> None:
-        """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
-        hosts = self.hosts
-        if not lost:
-            early = self.returned & hosts.keys()
-            lost = [failure_texts.returned_early(rank, hosts[rank], "a collective") for rank in early]
-        if not lost:  # ranks lost contact, and none is known to be the cause
-            rank, host = next(iter(hosts.items()))
-            lost = [Failed(rank, host, FailureKind.DISCONNECTED, "")]
-        if reason:
-            lost = [replace(lost[0], traceback=f"{lost[0].traceback}\n{reason}".strip()), *lost[1:]]
-        self.failures += lost
-        if self._change is not None:
-            self._change.lost = []
+    def record_left(self, worker: Worker, message: NeedsWorld) -> None:
+        """Record that a worker's training function has left the world and waits for the next one."""
+        change = self._change
+        if change is None:
+            change = self._begin_change()
+            change.reasons.append(self._reason_of_leaving(worker))
+            self._break_world()
+        change.left.add(worker)
+        change.error = message.error or change.error
+        if message.stalled:
+            assert worker.info is not None, "a member has ranks"
+            host = worker.info.host
+            change.stalled = Failed(message.rank, host, FailureKind.STALLED, message.stalled)
+
+    def _reason_of_leaving(self, first: Worker) -> str:
+        """Return the reason for a change without a loss; ``first`` is the first worker that left."""
+        draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
+        if draining:
+            return f"the node of {draining} is draining"
+        if any(map(self.slots.is_excess, self.members)):
+            return f"a scheduler reduced the trial to {self.limits.max_workers} rank(s)"
+        return "more workers join" if self._others_were_ready else f"{first.name} lost contact"
 
     @property
     def tick_s(self) -> float:
@@ -312,33 +334,64 @@ class World:
                         if worker not in change.left:
                             worker.request_reply(every_s=self.limits.prompt_s / 2)
 
-    def _begin_change(self) -> _Change:
-        now = time.monotonic()
-        self._change = _Change(now, now, was_offered=self._offers > 0)
-        if self._without_world_since is None:
-            self._without_world_since = now
-        # Once the world is broken, rank 0 leaves its report, and may delete the checkpoint's directory.
-        self._pending.clear()
-        return self._change
+    def _fail(self, lost: list[Failed], reason: str = "") -> None:
+        """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
+        hosts = self.hosts
+        if not lost:
+            early = self.returned & hosts.keys()
+            lost = [failure_texts.returned_early(rank, hosts[rank], "a collective") for rank in early]
+        if not lost:  # ranks lost contact, and none is known to be the cause
+            rank, host = next(iter(hosts.items()))
+            lost = [Failed(rank, host, FailureKind.DISCONNECTED, "")]
+        if reason:
+            lost = [replace(lost[0], traceback=f"{lost[0].traceback}\n{reason}".strip()), *lost[1:]]
+        self.failures += lost
+        if self._change is not None:
+            self._change.lost = []
 
-    def _break_world(self) -> None:
-        self._launcher.abandon_world()
-        for worker in self.members:
-            worker.actor.break_world.remote(self.number)
-
-    def record_left(self, worker: Worker, message: NeedsWorld) -> None:
-        """Record that a worker's training function has left the world and waits for the next one."""
-        change = self._change
-        if change is None:
-            change = self._begin_change()
-            change.reasons.append(self._reason_of_leaving(worker))
-            self._break_world()
-        change.left.add(worker)
-        change.error = message.error or change.error
-        if message.stalled:
-            assert worker.info is not None, "a member has ranks"
-            host = worker.info.host
-            change.stalled = Failed(message.rank, host, FailureKind.STALLED, message.stalled)
+    def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
+        """Form the next world from the members, all of which have left the old one, and from ``joining``."""
+        assert self._request is not None
+        workers = [*self.members, *joining]
+        assert workers[0].info is not None
+        try:
+            # The oldest member becomes rank 0: it has the last commit.
+            assigned = self._assign_ranks(workers, first_node=workers[0].info.node_id)
+        except StartFailed as error:
+            change.error = str(error)
+            change.reasons.append(change.error)
+            calls = [worker.actor.describe.remote() for worker in workers]
+            if self._await(workers, calls, self.limits.prompt_s):  # a host is unsuitable
+                if joining:
+                    self.slots.restart_later(joining[-1])  # and try without it
+                else:
+                    self._fail(change.lost, change.error)
+            return
+        self._events.close_channels(self.members)  # the next world has new ones
+        self._worlds_without_report += change.world_broke
+        self.number += 1
+        self._change = None
+        self.slots.record_joined(joining)
+        self.members = list(workers)
+        for worker in workers:
+            worker.running = set(worker.ranks)
+        request = replace(
+            self._request, world_number=self.number, reports=self._reports, checkpoint=self.checkpoint
+        )
+        calls = [
+            worker.actor.assign.remote(each)
+            if worker in joining
+            else worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
+            for worker, each in assigned
+        ]
+        self._await(workers, calls)
+        self._connect(workers)
+        new = [worker for worker in joining if worker in self.members]
+        self._await(new, [worker.actor.begin.remote(request) for worker in new])
+        if self._change is not None:
+            self._break_world()  # again: workers that had not begun ignored the first `break_world`
+        self.poll_all()
+        self.changes.append("; ".join(dict.fromkeys(change.reasons)))
 
     def record_report(self, report: Report) -> None:
         """Record a report, unless the world is changing: the function makes it again in the next one."""
@@ -355,59 +408,6 @@ class World:
             self.change_s = time.monotonic() - self._without_world_since
             self._without_world_since = None
         return report
-
-    def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
-        """Form the next world from the members, all of which have left the old one, and from ``joining``."""
-        assert self._request is not None
-        remaining, workers = list(self.members), [*self.members, *joining]
-        assert workers[0].info is not None
-        try:
-            # The oldest member becomes rank 0: it has the last commit.
-            assigned = self._assign_ranks(workers, first_node=workers[0].info.node_id)
-        except StartFailed as error:
-            change.error = str(error)
-            change.reasons.append(change.error)
-            calls = [worker.actor.describe.remote() for worker in workers]
-            if self._await(workers, calls, self.limits.prompt_s):  # a host is unsuitable
-                if joining:
-                    self.slots.restart_later(joining[-1])  # and try without it
-                else:
-                    self._fail(change.lost, change.error)
-            return
-        self._events.close_channels(remaining)  # the next world has new ones
-        self._worlds_without_report += change.world_broke
-        self.number += 1
-        self._change = None
-        self.slots.record_joined(joining)
-        self.members = list(workers)
-        for worker in workers:
-            worker.running = set(worker.ranks)
-        request = replace(
-            self._request, world_number=self.number, reports=self._reports, checkpoint=self.checkpoint
-        )
-        calls = [
-            worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
-            if worker in remaining
-            else worker.actor.assign.remote(each)
-            for worker, each in assigned
-        ]
-        self._await(workers, calls)
-        self._connect(workers)
-        new = [worker for worker in joining if worker in self.members]
-        self._await(new, [worker.actor.begin.remote(request) for worker in new])
-        if self._change is not None:
-            self._break_world()  # again: workers that had not begun ignored the first `break_world`
-        self.poll_all()
-        self.changes.append("; ".join(dict.fromkeys(change.reasons)))
-
-    def _reason_of_leaving(self, first: Worker) -> str:
-        """Return the reason for a change without a loss; ``first`` is the first worker that left."""
-        draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
-        if draining:
-            return f"the node of {draining} is draining"
-        if any(map(self.slots.is_excess, self.members)):
-            return f"a scheduler reduced the trial to {self.limits.max_workers} rank(s)"
-        return "more workers join" if self._others_were_ready else f"{first.name} lost contact"
 
     def _offer_change_if_due(self, are_ready: bool) -> None:
         """End this world at the next commit if workers are ready to join, or some must leave.

@@ -124,8 +124,7 @@ class ActorLauncher:
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None
-        ends = listener.accept() if listener is not None else {}
-        return {number: CoordinatorChannel(end) for number, end in ends.items()}
+        return listener.accept() if listener is not None else {}
 
     def processes_below(self) -> list[WorkerInfo]:
         return []  # a rank is its actor's own process

@@ -138,7 +138,7 @@ class StandInLauncher:
     def channels(self) -> dict[int, CoordinatorChannel]:
         for player in self.players:
             assert player.stdout is not None and player.stdout.readline() == b"connected\n"
-        return {number: CoordinatorChannel(end) for number, end in self._listener.accept().items()}
+        return self._listener.accept()
 
     def processes_below(self) -> list[WorkerInfo]:
         return []

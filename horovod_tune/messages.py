@@ -13,7 +13,6 @@ class TrialRequest:
 
     Attributes:
         function: the training function: cloudpickle bytes, or a Ray ObjectRef of them.
-        checkpoint: the checkpoint that the rank starts from.
         resources: Tune's PlacementGroupFactory, pickled.
         storage: Tune's StorageContext, pickled.
         parameters: where the rank finds the objects of `with_parameters`: a Ray ObjectRef, or a path on its

@@ -268,4 +268,4 @@ def _placement_in(trainable: Any, resources: Any) -> Any:
 
 def keeps_actors(trainable: type[DistributedTrainable]) -> bool:
     """Return True if actors of ``trainable`` run several trials."""
-    return issubclass(trainable, DistributedTrainable) and trainable._spec.reuse_workers
+    return is_distributed(trainable) and trainable._spec.reuse_workers

@@ -79,10 +79,6 @@ class ActorLauncher:
             )
         return self._create_actor(groups[-1], 0)
 
-    @property
-    def placed_workers(self) -> int:
-        return self._spec.world_size
-
     def release_slot(self, slot: int) -> None:
         for group in self._more.pop(slot, []):
             ray.util.remove_placement_group(group)
@@ -128,8 +124,7 @@ class ActorLauncher:
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None
-        ends = listener.accept() if listener is not None else {}
-        return {number: CoordinatorChannel(end) for number, end in ends.items()}
+        return listener.accept() if listener is not None else {}
 
     def processes_below(self) -> list[WorkerInfo]:
         return []  # a rank is its actor's own process

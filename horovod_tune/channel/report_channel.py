@@ -52,20 +52,20 @@ class Listener:
         self._secrets[worker] = secrets.token_bytes(_SECRET_BYTES)
         return ChannelToken(self._listener.getsockname(), self._secrets[worker])
 
-    def accept(self) -> dict[int, socket.socket]:
-        """Return the sockets to the workers that have connected, by index, and stop listening."""
-        ends: dict[int, socket.socket] = {}
+    def accept(self) -> dict[int, CoordinatorChannel]:
+        """Return the channels to the workers that have connected, by index, and stop listening."""
+        channels: dict[int, CoordinatorChannel] = {}
         with self._listener:
             while True:
                 try:
                     end, _ = self._listener.accept()
                 except BlockingIOError:
-                    return ends
+                    return channels
                 worker = self._identify(end)
                 if worker is None:
                     end.close()
                 else:
-                    ends[worker] = end
+                    channels[worker] = CoordinatorChannel(end)
 
     def _identify(self, end: socket.socket) -> int | None:
         credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

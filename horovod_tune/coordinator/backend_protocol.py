@@ -95,10 +95,6 @@ class Launcher(Protocol):
 
     # The coordinator calls the following only in elastic trials.
 
-    @property
-    def placed_workers(self) -> int:
-        """The number of slots in the trial's placement group, which Ray removes only as a whole."""
-
     def release_slot(self, slot: int) -> None:
         """Release the resources of a slot beyond the trial's placement group."""
 

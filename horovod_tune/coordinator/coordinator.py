@@ -35,10 +35,8 @@ _USED = "(in processes that earlier trials had used; reuse_workers=False gives e
 class _Trial:
     """The current trial.
 
-    Attributes:
-        is_running: True from its first `next_result` until its workers are reset or ended.
-        start_s: how long its start took.
-        stored: where the checkpoint of its last report is stored.
+    ``is_running`` is True from its first `next_result` until its workers are reset or ended; ``stored`` is
+    where the checkpoint of its last report is.
     """
 
     request: TrialRequest
@@ -58,7 +56,6 @@ class Coordinator:
     def __init__(self, group: WorkerGroup, *, reuse_workers: bool) -> None:
         self._group = group
         self._reuse_workers = reuse_workers
-        # True if the workers ran another trial before this one.
         self._workers_are_used = False
         # Why the previous trial's workers were not kept; empty if they were.
         self.replaced_because: list[str] = []
@@ -136,7 +133,7 @@ class Coordinator:
             logger.exception("the workers could not be ended after %r", cause)
 
     def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
-        trial, ranks = self._trial, self._group.hosts
+        trial, ranks = self._trial, self._group.world.hosts
         trial.has_reported = True
         world = {
             "world_size": len(ranks),

@@ -49,11 +49,7 @@ class Limits:
         return min(PROMPT_REPLY_S, self.timeout_s / 2)
 
     def can_continue_with(self, workers: int) -> bool:
-        """Return True if ``workers`` workers may form a world after a loss.
-
-        >>> Limits(60.0, min_workers=2).can_continue_with(2), Limits(60.0).can_continue_with(2)
-        (True, False)
-        """
+        """Return True if ``workers`` workers may form a world after a loss."""
         return self.min_workers is not None and workers >= self.min_workers
 
 

@@ -73,12 +73,6 @@ class WorkerGroup:
         return self.world.members
 
     @property
-    def hosts(self) -> dict[int, str]:
-        """The host of each rank, by rank; empty until the workers have their ranks."""
-        by_rank = {rank: worker.info.host for worker in self.workers if worker.info for rank in worker.ranks}
-        return dict(sorted(by_rank.items()))
-
-    @property
     def first_node(self) -> str | None:
         """The Ray node of rank 0."""
         nodes = (worker.info.node_id for worker in self.workers if worker.info and 0 in worker.ranks)
@@ -92,7 +86,7 @@ class WorkerGroup:
         """Start a trial on all ranks, once the workers have started; raises StartFailed as `World.form`."""
         if not self.workers:
             self.create()
-        if not self.hosts:
+        if not self.world.hosts:
             self.world.form()
         self._forget_trial()
         self._run += 1
@@ -170,7 +164,7 @@ class WorkerGroup:
                 case LogChunk():
                     self._logs.append(message)
                 case AwaitedRanks(names=names):
-                    self._awaited, hosts = names, self.hosts
+                    self._awaited, hosts = names, self.world.hosts
                     # The stall inspector does not say whether a missing rank has returned. Its message may be
                     # as old as the previous poll, so only ranks that had returned then count.
                     for rank in self._returned_before & names.keys() & hosts.keys():
@@ -214,7 +208,7 @@ class WorkerGroup:
         found = failures.add_awaited_ranks(
             found,
             self._awaited,
-            self.hosts,
+            self.world.hosts,
             running=self.world.running,
             returned=self.world.returned,
             stacks=stacks,

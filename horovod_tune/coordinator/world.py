@@ -17,13 +17,12 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from horovod_tune import errors as error_text
 from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
 from horovod_tune.coordinator.workers import EventQueue, Worker, call_all, end_workers, replies_to
-from horovod_tune.errors import StartFailed
+from horovod_tune.errors import StartFailed, death_text
 from horovod_tune.messages import (
     Assignment,
     CheckpointPlace,
@@ -43,9 +42,9 @@ class _Change:
     # By the monotonic clock: when it began, and when the last member was lost since.
     began: float
     waits_since: float
-    reasons: list[str]
     # True if the ranks were asked to leave their world.
     was_offered: bool
+    reasons: list[str] = field(default_factory=list)
     left: set[Worker] = field(default_factory=set)
     lost: list[Failed] = field(default_factory=list)
     # The last error with which a rank left or the next world could not be formed.
@@ -105,6 +104,12 @@ class World:
         return {rank for worker in self.members for rank in worker.running}
 
     @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank, by rank; empty until the workers have their ranks."""
+        by_rank = {rank: worker.info.host for worker in self.members if worker.info for rank in worker.ranks}
+        return dict(sorted(by_rank.items()))
+
+    @property
     def change_metrics(self) -> dict[str, Any]:
         """The metrics that describe the changes of an elastic trial's world."""
         if not self.limits.is_elastic:
@@ -118,6 +123,7 @@ class World:
     def create(self) -> None:
         """Start the workers, without waiting for them."""
         self.members = [Worker(actor, slot) for slot, actor in enumerate(self._launcher.create())]
+        self._created = len(self.members)
 
     def form(self) -> None:
         """Wait until the workers have started, and assign their ranks.
@@ -200,7 +206,7 @@ class World:
 
     def record_death(self, worker: Worker, error: RayError) -> None:
         """Handle the loss of a worker that Ray has reported."""
-        self.lose(worker, FailureKind.DIED, error_text.death_text(error))
+        self.lose(worker, FailureKind.DIED, death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
         """Handle the loss of a worker: the trial fails, or continues without it."""
@@ -218,43 +224,57 @@ class World:
             self._fail([*(self._change.lost if self._change is not None else []), *lost])
             return
         self._end_members([worker], wait=False)  # its host may not respond
-        reason = f"{worker.name} {failure_texts.VERBS[kind]}"
-        if self._change is None:
-            self._begin_change(reason)
-        else:
-            self._change.left.discard(worker)
-            if not self._change.lost:
-                self._change.reasons.clear()  # this loss is why others lost contact
-            self._change.reasons.append(reason)
-            self._change.waits_since = time.monotonic()
-            self._break_world()
-        assert self._change is not None
-        self._change.lost += lost
+        change = self._change or self._begin_change()
+        change.left.discard(worker)
+        if not change.lost:
+            change.reasons.clear()  # this loss is why others lost contact
+        change.reasons.append(f"{worker.name} {failure_texts.VERBS[kind]}")
+        change.lost += lost
+        change.waits_since = time.monotonic()
+        self._break_world()
         self.slots.record_lost(worker)
+
+    def _begin_change(self) -> _Change:
+        now = time.monotonic()
+        self._change = _Change(now, now, was_offered=self._offers > 0)
+        if self._without_world_since is None:
+            self._without_world_since = now
+        # Once the world is broken, rank 0 leaves its report, and may delete the checkpoint's directory.
+        self._pending.clear()
+        return self._change
+
+    def _break_world(self) -> None:
+        self._launcher.abandon_world()
+        for worker in self.members:
+            worker.actor.break_world.remote(self.number)
 
     def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
         self.members = [worker for worker in self.members if worker not in workers]
         self._events.close_channels(workers)
         end_workers(workers, wait=wait)
 
-    def _fail(self, lost: list[Failed], reason: str = "") -> None:
-        """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
-        if not lost:
-            lost = [
-                failure_texts.returned_early(rank, worker.info.host, "a collective")
-                for worker in self.members
-                if worker.info is not None
-                for rank in self.returned.intersection(worker.ranks)
-            ]
-        if not lost:  # ranks lost contact, and none is known to be the cause
-            first = self.members[0]
-            assert first.info is not None
-            lost = [Failed(first.ranks[0], first.info.host, FailureKind.DISCONNECTED, "")]
-        if reason:
-            lost = [replace(lost[0], traceback=f"{lost[0].traceback}\n{reason}".strip()), *lost[1:]]
-        self.failures += lost
-        if self._change is not None:
-            self._change.lost = []
+    def record_left(self, worker: Worker, message: NeedsWorld) -> None:
+        """Record that a worker's training function has left the world and waits for the next one."""
+        change = self._change
+        if change is None:
+            change = self._begin_change()
+            change.reasons.append(self._reason_of_leaving(worker))
+            self._break_world()
+        change.left.add(worker)
+        change.error = message.error or change.error
+        if message.stalled:
+            assert worker.info is not None, "a member has ranks"
+            host = worker.info.host
+            change.stalled = Failed(message.rank, host, FailureKind.STALLED, message.stalled)
+
+    def _reason_of_leaving(self, first: Worker) -> str:
+        """Return the reason for a change without a loss; ``first`` is the first worker that left."""
+        draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
+        if draining:
+            return f"the node of {draining} is draining"
+        if any(map(self.slots.is_excess, self.members)):
+            return f"a scheduler reduced the trial to {self.limits.max_workers} rank(s)"
+        return "more workers join" if self._others_were_ready else f"{first.name} lost contact"
 
     @property
     def tick_s(self) -> float:
@@ -314,31 +334,64 @@ class World:
                         if worker not in change.left:
                             worker.request_reply(every_s=self.limits.prompt_s / 2)
 
-    def _begin_change(self, reason: str) -> None:
-        now = time.monotonic()
-        self._change = _Change(now, now, [reason], was_offered=self._offers > 0)
-        if self._without_world_since is None:
-            self._without_world_since = self._change.began
-        # Once the world is broken, rank 0 leaves its report, and may delete the checkpoint's directory.
-        self._pending.clear()
-        self._break_world()
+    def _fail(self, lost: list[Failed], reason: str = "") -> None:
+        """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
+        hosts = self.hosts
+        if not lost:
+            early = self.returned & hosts.keys()
+            lost = [failure_texts.returned_early(rank, hosts[rank], "a collective") for rank in early]
+        if not lost:  # ranks lost contact, and none is known to be the cause
+            rank, host = next(iter(hosts.items()))
+            lost = [Failed(rank, host, FailureKind.DISCONNECTED, "")]
+        if reason:
+            lost = [replace(lost[0], traceback=f"{lost[0].traceback}\n{reason}".strip()), *lost[1:]]
+        self.failures += lost
+        if self._change is not None:
+            self._change.lost = []
 
-    def _break_world(self) -> None:
-        self._launcher.abandon_world()
-        for worker in self.members:
-            worker.actor.break_world.remote(self.number)
-
-    def record_left(self, worker: Worker, message: NeedsWorld) -> None:
-        """Record that a worker's training function has left the world and waits for the next one."""
-        if self._change is None:
-            self._begin_change(self._reason_of_leaving(worker))
-        assert self._change is not None and worker.info is not None
-        self._change.left.add(worker)
-        self._change.error = message.error or self._change.error
-        if message.stalled:
-            self._change.stalled = Failed(
-                message.rank, worker.info.host, FailureKind.STALLED, message.stalled
-            )
+    def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
+        """Form the next world from the members, all of which have left the old one, and from ``joining``."""
+        assert self._request is not None
+        workers = [*self.members, *joining]
+        assert workers[0].info is not None
+        try:
+            # The oldest member becomes rank 0: it has the last commit.
+            assigned = self._assign_ranks(workers, first_node=workers[0].info.node_id)
+        except StartFailed as error:
+            change.error = str(error)
+            change.reasons.append(change.error)
+            calls = [worker.actor.describe.remote() for worker in workers]
+            if self._await(workers, calls, self.limits.prompt_s):  # a host is unsuitable
+                if joining:
+                    self.slots.restart_later(joining[-1])  # and try without it
+                else:
+                    self._fail(change.lost, change.error)
+            return
+        self._events.close_channels(self.members)  # the next world has new ones
+        self._worlds_without_report += change.world_broke
+        self.number += 1
+        self._change = None
+        self.slots.record_joined(joining)
+        self.members = list(workers)
+        for worker in workers:
+            worker.running = set(worker.ranks)
+        request = replace(
+            self._request, world_number=self.number, reports=self._reports, checkpoint=self.checkpoint
+        )
+        calls = [
+            worker.actor.assign.remote(each)
+            if worker in joining
+            else worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
+            for worker, each in assigned
+        ]
+        self._await(workers, calls)
+        self._connect(workers)
+        new = [worker for worker in joining if worker in self.members]
+        self._await(new, [worker.actor.begin.remote(request) for worker in new])
+        if self._change is not None:
+            self._break_world()  # again: workers that had not begun ignored the first `break_world`
+        self.poll_all()
+        self.changes.append("; ".join(dict.fromkeys(change.reasons)))
 
     def record_report(self, report: Report) -> None:
         """Record a report, unless the world is changing: the function makes it again in the next one."""
@@ -355,59 +408,6 @@ class World:
             self.change_s = time.monotonic() - self._without_world_since
             self._without_world_since = None
         return report
-
-    def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
-        """Form the next world from the members, all of which have left the old one, and from ``joining``."""
-        assert self._request is not None
-        remaining, workers = list(self.members), [*self.members, *joining]
-        assert workers[0].info is not None
-        try:
-            # The oldest member becomes rank 0: it has the last commit.
-            assigned = self._assign_ranks(workers, first_node=workers[0].info.node_id)
-        except StartFailed as error:
-            change.error = str(error)
-            change.reasons.append(change.error)
-            calls = [worker.actor.describe.remote() for worker in workers]
-            if self._await(workers, calls, self.limits.prompt_s):  # a host is unsuitable
-                if joining:
-                    self.slots.restart_later(joining[-1])  # and try without it
-                else:
-                    self._fail(change.lost, change.error)
-            return
-        self._events.close_channels(remaining)  # the next world has new ones
-        self._worlds_without_report += change.world_broke
-        self.number += 1
-        self._change = None
-        self.slots.record_joined(joining)
-        self.members = list(workers)
-        for worker in workers:
-            worker.running = set(worker.ranks)
-        request = replace(
-            self._request, world_number=self.number, reports=self._reports, checkpoint=self.checkpoint
-        )
-        calls = [
-            worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
-            if worker in remaining
-            else worker.actor.assign.remote(each)
-            for worker, each in assigned
-        ]
-        self._await(workers, calls)
-        self._connect(workers)
-        new = [worker for worker in joining if worker in self.members]
-        self._await(new, [worker.actor.begin.remote(request) for worker in new])
-        if self._change is not None:
-            self._break_world()  # again: workers that had not begun ignored the first `break_world`
-        self.poll_all()
-        self.changes.append("; ".join(dict.fromkeys(change.reasons)))
-
-    def _reason_of_leaving(self, first: Worker) -> str:
-        """Return the reason for a change without a loss; ``first`` is the first worker that left."""
-        draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
-        if draining:
-            return f"the node of {draining} is draining"
-        if any(map(self.slots.is_excess, self.members)):
-            return f"a scheduler reduced the trial to {self.limits.max_workers} rank(s)"
-        return "more workers join" if self._others_were_ready else f"{first.name} lost contact"
 
     def _offer_change_if_due(self, are_ready: bool) -> None:
         """End this world at the next commit if workers are ready to join, or some must leave.
@@ -436,7 +436,7 @@ class World:
         if not self.limits.is_elastic or self.failures or self.returned or not self.running:
             return False
         # Ray removes a placement group only as a whole, so no slot in the trial's own group can be released.
-        if workers < self._launcher.placed_workers:
+        if workers < self._created:
             return False
         if not self.first_reply("can_restore", timeout_s=self.limits.prompt_s):
             return False

@@ -1,4 +1,4 @@
-"""Which actor is which rank; the choice of GPUs and interfaces; which lost rank is the cause. Pure."""
+"""Which actor is which rank; the choice of GPUs and interfaces. Pure."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from horovod_tune.messages import CheckpointPlace, Report
 def ends() -> Iterator[tuple[CoordinatorChannel, RankChannel]]:
     house = Listener()
     rank = RankChannel(house.create_token(0))
-    channel = CoordinatorChannel(house.accept()[0])
+    channel = house.accept()[0]
     yield channel, rank
     channel.close()
 
@@ -83,7 +83,7 @@ def test_only_a_rank_with_the_secret_is_accepted_and_only_once() -> None:
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     silent.connect(token.address)
     invited, again = RankChannel(token), RankChannel(token)
-    channels = {worker: CoordinatorChannel(end) for worker, end in house.accept().items()}
+    channels = house.accept()
     assert set(channels) == {0}
     assert invited.report(1, Report(1, {}))
     assert channels[0].receive() == [(1, Report(1, {}))]

@@ -209,7 +209,7 @@ class FakeLauncher:
         self.rank_ends: dict[int, socket.socket] = {}
         self.all_actors: list[FakeActor] = []
         self.alive: set[FakeActor] = set()
-        self.placed_workers = size
+        self._size = size
         self.world = self.start()
         # Called with the next actor that is created, and with every one.
         self.on_create: Prepare = do_nothing
@@ -221,7 +221,7 @@ class FakeLauncher:
 
     def start(self) -> list[FakeActor]:
         """Start the actors of all slots, which `create` returns."""
-        self.actors = [self._start(slot) for slot in range(self.placed_workers)]
+        self.actors = [self._start(slot) for slot in range(self._size)]
         return list(self.actors)
 
     def create(self) -> Sequence[Any]:

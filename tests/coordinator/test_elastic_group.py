@@ -377,10 +377,10 @@ def test_a_worker_whose_node_drains_before_it_joins_starts_elsewhere(make: Calla
     trial.next_report()
     assert trial.group.world.resize(4, b"")
     trial.settle()
-    assert sorted(trial.group.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
+    assert sorted(trial.group.world.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
     # It is lost there, and must not return to the host that drains.
     next(actor for actor in trial.world if actor.slot == 3).die()
     trial.next_report()
     trial.settle()
-    assert sorted(trial.group.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
+    assert sorted(trial.group.world.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
     assert len(trial.launcher.all_actors) == 6

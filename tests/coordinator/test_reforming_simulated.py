@@ -37,7 +37,7 @@ def check_world(trial: FakeTrial) -> None:
     assert [actor.rank for actor in alive] == list(range(len(alive)))
     hosts = [actor.replies["describe"].host for actor in alive]
     assert len([1 for a, b in itertools.pairwise(hosts) if a != b]) == len(set(hosts)) - 1
-    assert list(trial.group.hosts.values()) == hosts
+    assert list(trial.group.world.hosts.values()) == hosts
 
 
 def must_restart(trial: FakeTrial, node: str) -> bool:
@@ -151,7 +151,7 @@ def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
     trial = make(24, min_workers=16, cluster_is_full=cluster_is_full)
     trial.launcher.draining = {"node 1"}
     size = 16 if cluster_is_full else 24
-    while len(trial.group.workers) != size or "host1" in trial.group.hosts.values():
+    while len(trial.group.workers) != size or "host1" in trial.group.world.hosts.values():
         trial.next_report()
     change = trial.group.world.changes[0]
     assert "rank 8 on host1" in change and "is draining" in change and "ranks 8" not in change

@@ -72,11 +72,9 @@ def noted(directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def rank_here() -> int:
-    from horovod_tune.session import session
+    from horovod_tune import get_world
 
-    live = session.current()
-    assert live is not None
-    return live.rank_info.rank
+    return get_world().rank
 
 
 def test_every_rank_runs_the_function_once_in_the_trials_directory(workers: Workers) -> None:

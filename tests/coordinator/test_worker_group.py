@@ -42,7 +42,7 @@ def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
     late = trial.group.workers[-1].description.reply
     clock.call_later(TIMEOUT_S + 100.0, lambda: late.set_result(last.replies["describe"]))
     trial.group.begin(REQUEST)
-    assert len(trial.group.hosts) == 512
+    assert len(trial.group.world.hosts) == 512
     trial.group.close()
 
 

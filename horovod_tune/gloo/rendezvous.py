@@ -104,12 +104,6 @@ class Rendezvous:
             self._end.set_result(None)
         self._thread.join(CLOSE_TIMEOUT_S)
 
-    def __enter__(self) -> Rendezvous:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())

@@ -125,7 +125,7 @@ def run_client(number: int, size: int, *, gathers: bool) -> None:
 
 def run_server() -> None:
     """Serve until stdin ends; then print the CPU time and memory that were used."""
-    with Rendezvous("127.0.0.1") as server:
+    with contextlib.closing(Rendezvous("127.0.0.1")) as server:
         before = _cpu_s()
         print(server.address, flush=True)
         sys.stdin.read()

@@ -179,7 +179,6 @@ class Collectives:
         self.are_ready = are_ready
 
     def any(self, flag: bool) -> bool:
-        """Return True if ``flag`` is true on any rank. A collective: every rank calls it."""
         import horovod.torch as hvd
         import torch
 
@@ -187,7 +186,6 @@ class Collectives:
         return bool(hvd.allreduce(view, op=hvd.Max, name="horovod_tune.any").item())
 
     def gather(self, number: int) -> list[int]:
-        """Return the ``number`` of each rank."""
         import horovod.torch as hvd
 
         return list(hvd.allgather_object(number, name="horovod_tune.commits"))

@@ -24,7 +24,7 @@ from horovod_tune.errors import exception_chain
 from horovod_tune.gloo import horovod_elastic
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
-from horovod_tune.messages import FailureKind, RankInfo
+from horovod_tune.messages import FailureKind
 from horovod_tune.rank.reset.environment import horovod_settings
 from horovod_tune.ray_compat.compatibility import wrap
 
@@ -36,7 +36,11 @@ _AGREEMENT_NAME = "horovod_tune.world_agreement"
 
 
 class HorovodWorld(RankBackend):
-    """The Horovod world of this process; one instance per process."""
+    """The Horovod world of this process; one instance per process.
+
+    The training function's ``hvd.init()`` makes the world, so `enter` does nothing. Nor does `end`: Horovod's
+    stall inspector names a rank that has returned while others wait.
+    """
 
     def __init__(self) -> None:
         self.collectives = Collectives(self.has_entered)
@@ -44,7 +48,7 @@ class HorovodWorld(RankBackend):
         self._kept = False
         # Ranks and sizes of the world that the training function has initialised, until it shuts it down.
         self._cached: dict[tuple[Any, ...], Any] = {}
-        # True if the function has called `hvd.init()`, even if that failed, since it began or left a world.
+        # True if the function has called `hvd.init()`, even if that failed, and not `hvd.shutdown()` since.
         self._init_was_called = False
         self._basics: Any = None
         self._has_process_sets = False
@@ -64,12 +68,6 @@ class HorovodWorld(RankBackend):
 
         horovod_elastic.install()
         self._basics = hvd.is_initialized.__self__
-
-    def enter(self, rank_info: RankInfo, name: str) -> None:
-        """Do nothing: the training function's ``hvd.init()`` creates the world."""
-
-    def end(self, *, has_returned: bool) -> None:
-        """Do nothing: Horovod's stall inspector names a rank that has returned while others wait."""
 
     def _guard(self, basics_class: Any) -> None:
         self._real_shutdown, self._real_initialized = basics_class.shutdown, basics_class.is_initialized
@@ -152,7 +150,6 @@ class HorovodWorld(RankBackend):
         return self._basics is not None and bool(self._real_initialized(self._basics))
 
     def awaited_ranks(self, output: OutputReader) -> dict[int, str]:
-        """Return the ranks that the stall inspector found missing, and the collectives that wait for each."""
         awaited = output.awaited_ranks()
         # In a smaller process set, Horovod's message has the ranks' numbers within the set.
         return awaited if awaited and self._has_only_the_global_set else {}
@@ -165,16 +162,12 @@ class HorovodWorld(RankBackend):
         return not self._has_process_sets and allowed == "0"
 
     def has_entered(self) -> bool:
-        """Return True if the training function has called ``hvd.init()``, and not ``hvd.shutdown()`` since.
-
-        A world that has broken since still counts.
-        """
+        """Return True if the function has a world by its own calls, even one that has broken since."""
         return self._init_was_called
 
     def describe_failure(
         self, error: BaseException, output: OutputReader
     ) -> tuple[FailureKind, str, dict[int, str]]:
-        """Return the kind of a failure, text to add to its traceback, and the ranks that were awaited."""
         if not is_collective_error(error):
             return FailureKind.RAISED, "", {}
         if is_call_before_init(error) and not self.has_entered():
@@ -243,8 +236,7 @@ class HorovodWorld(RankBackend):
     def keep(self, timeout_s: float) -> list[str]:
         """Keep the world for the next trial if it is sound; every rank of it has to call this.
 
-        Returns:
-            why the world cannot be kept; empty if it was kept, or if the next hvd.init() makes a new one.
+        If there is none, or it has other process sets, the next ``hvd.init()`` makes a new one.
         """
         self._forget()
         if not self.is_up:
@@ -276,7 +268,7 @@ class HorovodWorld(RankBackend):
 
 
 def is_call_before_init(error: BaseException) -> bool:
-    """Return True if Horovod raised because it has no world: never made, shut down or broken."""
+    """Return True if Horovod raised because its world was never made, was shut down, or is broken."""
     return _CLOSED_MESSAGE in str(error)
 
 

@@ -45,13 +45,10 @@ _GATHERED = re.compile(r"gathered\.(\d{1,6})\.(\d{1,6})", re.ASCII)
 
 @dataclass
 class _Scope:
-    """One Gloo context's keys; `left` of its `size` ranks have sent DELETE.
-
-    `addresses` has what each rank has put with its own number as the key: its addresses for the other ranks,
-    joined.
-    """
+    """One Gloo context's keys; `left` of its `size` ranks have sent DELETE."""
 
     values: dict[str, bytes] = field(default_factory=dict)
+    # What each rank has put with its own number as the key: its addresses for the other ranks, joined.
     addresses: dict[int, bytes] = field(default_factory=dict)
     left: int = 0
     size: int = 0
@@ -106,12 +103,6 @@ class Rendezvous:
         with contextlib.suppress(InvalidStateError):
             self._end.set_result(None)
         self._thread.join(CLOSE_TIMEOUT_S)
-
-    def __enter__(self) -> Rendezvous:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _run(self) -> None:
         try:
@@ -229,12 +220,9 @@ class Rendezvous:
 
 
 def addresses_for(rank: int, size: int, addresses: Mapping[int, bytes]) -> bytes:
-    """Return what the other ranks have put for ``rank``, in the order of ranks.
+    """Return what the other ranks of ``size`` have put for ``rank``, in the order of ranks.
 
-    Args:
-        rank: the rank whose peers' addresses are returned.
-        size: the number of ranks.
-        addresses: each rank's addresses for the other ranks, joined in their order; all of one length.
+    ``addresses`` are each rank's addresses for the other ranks, joined in their order; all of one length.
 
     Raises:
         ValueError: there are not ``size`` ranks, or their addresses are not of one length.

@@ -71,17 +71,14 @@ class TorchCollectives:
         return bool(self._groups.dist.is_initialized())
 
     def any(self, flag: bool) -> bool:
-        """Return True if ``flag`` is true on any rank."""
         return True in self.gather(flag)
 
     def gather(self, number: int) -> list[int]:
-        """Return the ``number`` of each rank."""
         numbers = [0] * self._groups.dist.get_world_size()
         self._groups.dist.all_gather_object(numbers, number)
         return numbers
 
     def broadcast(self, state: Any, root: int) -> Any:
-        """Return rank ``root``'s ``state``."""
         states = [state]
         self._groups.dist.broadcast_object_list(states, src=root)
         return states[0]
@@ -108,7 +105,6 @@ class TorchWorld(RankBackend):
         self._has_timed_out = False
 
     def load(self) -> None:
-        """Import torch, and wrap its `init_process_group`."""
         self._groups.install()
         # Without the watch, torch's own watchdog ends the process. Releases before 2.7 lack `get_error`.
         nccl = getattr(self._groups.dist.distributed_c10d, "ProcessGroupNCCL", None)
@@ -211,7 +207,7 @@ class TorchWorld(RankBackend):
             time.sleep(0.05)
 
     def keep(self, timeout_s: float) -> list[str]:
-        """Return why this process cannot enter another world; `end` has destroyed the groups."""
+        # `end` has destroyed the groups.
         differs = "torch makes process groups differently from the release that was checked"
         return [] if GROUPS.fits else [differs]
 
@@ -222,7 +218,6 @@ class TorchWorld(RankBackend):
         return ["a collective was started and never waited for"] if thread.is_alive() else []
 
     def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
-        """Return the kind of a failure, an empty text, and the ranks that the function was waiting for."""
         if (store := self._groups.store) is None:  # the function, or torch, could not be imported
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))

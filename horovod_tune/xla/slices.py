@@ -70,6 +70,10 @@ def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
 
     The other hosts are requested when the slice is known (`rest_of_slice`): a placement group cannot request
     "hosts of the same slice".
+
+    Raises:
+        SpecError: arguments conflict, or an argument is missing that the cluster does not determine.
+        ResourcesUnavailable: the cluster has no TPU host or slice of this shape, or several kinds of slices.
     """
     if spec.num_hosts == 1:
         # A host that is a whole slice has the resource of worker 0. The tiny amount lets trials share it.

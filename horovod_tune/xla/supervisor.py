@@ -46,10 +46,10 @@ class RankProcess:
     """The host actor's record of one rank.
 
     ``info`` has its host's place among the hosts only after `HostActor.assign`. ``output`` is the file of its
-    process's output; None for the second rank of a process.
+    process's output, empty for the second rank of a process.
     """
 
-    def __init__(self, info: RankInfo, pid: int, channel: Channel, output: int | None) -> None:
+    def __init__(self, info: RankInfo, pid: int, channel: Channel, output: int) -> None:
         self.info, self.pid, self.channel = info, pid, channel
         # True while its training function runs.
         self.is_running = False
@@ -71,22 +71,19 @@ class RankProcess:
 
     def new_output(self) -> Iterator[bytes]:
         """Yield what its process has printed since the last call."""
-        while self._output is not None and (text := os.pread(self._output, _READ_BYTES, self._read_bytes)):
+        while text := os.pread(self._output, _READ_BYTES, self._read_bytes):
             self._read_bytes += len(text)
             yield text
 
     def last_output(self) -> str:
-        if self._output is None:
-            return ""
         start = max(0, os.fstat(self._output).st_size - _TAIL_BYTES)
         printed = os.pread(self._output, _TAIL_BYTES, start).decode("utf-8", "replace").splitlines()
         return "\n".join(line for line in printed if not line.startswith(_NOISE)).strip()
 
     def drop_output(self) -> None:
         """Delete what its process has printed so far."""
-        if self._output is not None:
-            os.ftruncate(self._output, 0)
-            self._read_bytes = 0
+        os.ftruncate(self._output, 0)
+        self._read_bytes = 0
 
     def is_unresponsive(self, timeout_s: float) -> bool:
         """Return True if it has neither sent anything nor computed for ``timeout_s``.
@@ -237,9 +234,8 @@ class Supervisor:
                 self._changed.notify_all()
 
     def _add(self, info: RankInfo, pid: int, descriptors: list[int]) -> None:
-        control, *output = descriptors
-        channel = Channel(socket.socket(fileno=control), RANK_MESSAGES)
-        rank = RankProcess(info, pid, channel, output[0] if output else None)
+        control, output = (*descriptors, os.memfd_create("no_output"))[:2]
+        rank = RankProcess(info, pid, Channel(socket.socket(fileno=control), RANK_MESSAGES), output)
         self.ranks.append(rank)
         self.ranks.sort(key=lambda each: each.info.local_rank)
         name = f"xla-rank-{info.rank}"

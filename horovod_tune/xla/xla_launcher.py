@@ -35,12 +35,7 @@ def require_installed() -> None:
 
 
 def placement(spec: TrialSpec) -> Placement:
-    """Return the bundles of a TPU trial on the cluster as it is now. Runs in the driver.
-
-    Raises:
-        SpecError: arguments conflict, or an argument is missing that the cluster does not determine.
-        ResourcesUnavailable: the cluster has no TPU host or slice of this shape, or several kinds of slices.
-    """
+    """Return the bundles of a TPU trial on the cluster as it is now. Runs in the driver."""
     if os.environ.get("PJRT_DEVICE") == "CPU":
         return slices.cpu_placement(spec)
     return slices.tpu_placement(spec, tpu_hosts() if ray.is_initialized() else [])

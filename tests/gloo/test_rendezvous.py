@@ -28,7 +28,7 @@ LOOPS_FILES = 3
 
 @pytest.fixture
 def server():
-    with Rendezvous("127.0.0.1") as server:
+    with contextlib.closing(Rendezvous("127.0.0.1")) as server:
         yield server
 
 
@@ -160,7 +160,7 @@ def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
 SERVER_WITH_FEW_FILES = """
 import contextlib, os, resource
 from horovod_tune.gloo.rendezvous import Rendezvous
-with Rendezvous("127.0.0.1") as server:
+with contextlib.closing(Rendezvous("127.0.0.1")) as server:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     print(server.address, flush=True)
     input()

@@ -100,7 +100,7 @@ def check_all_failed(said: list[dict[str, object]]) -> None:
 
 
 def test_a_world_takes_three_requests_a_rank() -> None:
-    with Lossy() as server:
+    with contextlib.closing(Lossy()) as server:
         assert [each["said"] for each in run_ranks(server.address, 3)] == ["connected"] * 3
         # One host: the local group is the world, and no other host has ranks.
         assert server.requests.pop("global") == 3 * 3
@@ -113,6 +113,6 @@ def test_a_rendezvous_whose_port_is_dropped_is_an_error_on_every_rank() -> None:
 
 
 def test_an_answer_to_one_rank_that_is_lost_is_an_error_on_every_rank() -> None:
-    with Lossy(loses=("GET", "global/gathered.1.2")) as server:
+    with contextlib.closing(Lossy(loses=("GET", "global/gathered.1.2"))) as server:
         check_all_failed(run_ranks(server.address, 2))
         assert server.requests["global"] >= 3

@@ -38,7 +38,7 @@ def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is() -> N
     nothing: Any = None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
-            rank = RankProcess(RankInfo(0, 1, 0, 1, 0, 1), process.pid, nothing, None)
+            rank = RankProcess(RankInfo(0, 1, 0, 1, 0, 1), process.pid, nothing, -1)
             times = psutil.Process(process.pid).cpu_times
             for _ in range(3):
                 before = times().user
@@ -72,27 +72,6 @@ def test_a_config_may_hold_objects_of_the_scripts_own_classes(workers: Workers) 
 
     _, events = workers.run(train, layer=Layer(8), kind=Layer)
     assert events[0].metrics == {"width": 8, "made": 3}
-
-
-@pytest.mark.slow
-def test_what_two_ranks_print_at_once_arrives_whole(workers: Workers) -> None:
-    lines = 20_000
-
-    def train(config: dict[str, Any]) -> None:
-        rank = os.environ["RANK"]
-        for number in range(config["lines"]):
-            print(f"{rank} {number}")
-
-    workers.begin(train, lines=lines)
-    workers.events()
-    logs = workers.group.take_logs()
-    for rank in (0, 1):
-        text = b"".join(each.text for each in logs if each.rank == rank).decode()
-        own = [
-            line for line in text.splitlines() if line.startswith(f"{rank} ")
-        ]  # torch may warn of something
-        assert own == [f"{rank} {number}" for number in range(lines)]
-    assert workers.group.end_trial() == []
 
 
 @pytest.mark.slow

@@ -9,13 +9,11 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 logger = logging.getLogger(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 
 
 def difference(part: str) -> str:
@@ -104,15 +102,15 @@ class Patch:
                 )
         return _decided[self.without]
 
-    def once(self, apply: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result | None]:
+    def once(self, apply: _Function) -> _Function:
         """Decorate a function that changes the library: only its first call in a process has an effect."""
 
         @functools.wraps(apply)
-        def apply_once(*args: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result | None:
+        def apply_once(*args: Any, **keywords: Any) -> Any:
             is_due = self.without not in _decided and self.fits
             return apply(*args, **keywords) if is_due else None
 
-        return apply_once
+        return cast(_Function, apply_once)
 
     def otherwise(self, value: Any) -> Callable[[_Function], _Function]:
         """Return a decorator of functions that return ``value`` if the library has changed."""

@@ -86,11 +86,11 @@ def reports_of(trial: Any) -> list[dict[str, Any]]:
 def cluster_can_grow() -> bool:
     """Return True if an autoscaler may add nodes, so that the present nodes do not limit what can ever fit.
 
-    Autoscaler v2 labels nodes with their type (under `ray up`, the head from
-    the start); v1 publishes the types of its active nodes and which nodes are pending. A head without a
-    cluster file also runs a monitor, which gives each node a type of its own, ``node_`` and an id. The
-    provider ``local`` cannot grow beyond the machines in its file, but `ray up` returns before these have
-    joined. A head that has just started has published nothing yet.
+    Autoscaler v2 labels nodes with their type (under `ray up`, the head from the start); v1 publishes the
+    types of its active nodes and which nodes are pending. A head without a cluster file also runs a monitor,
+    which gives each node a type of its own, ``node_`` and an id. The provider ``local`` cannot grow beyond
+    the machines in its file, but `ray up` returns before these have joined. A new head has published nothing
+    yet.
     """
     from ray._private import worker
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS

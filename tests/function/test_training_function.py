@@ -7,11 +7,13 @@ import functools
 import math
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 import ray
+from processes import run_python
 from ray import tune
 
 import horovod_tune
@@ -266,3 +268,26 @@ def test_a_config_that_tune_cannot_write_is_refused(config: dict[Any, Any], said
     with pytest.raises(SpecError, match=said):
         check_config(config)
     check_config({"opt/lr": 0.1, "layers": {1: 64, 2.5: [{}]}, "names": {None: 1}})
+
+
+@pytest.mark.processes
+def test_objects_of_the_config_have_the_classes_that_the_function_knows(tmp_path: Path) -> None:
+    """Both arrive by value, the config as Ray sends it."""
+    sends = """
+import enum, sys
+from ray import cloudpickle
+from horovod_tune.function.shipping import dumps
+class Mode(enum.Enum):
+    FAST = 1
+def train(config):
+    return config["mode"] is Mode.FAST and isinstance(config["mode"], Mode)
+open("function", "wb").write(dumps(train))
+open("config", "wb").write(cloudpickle.dumps({"mode": Mode.FAST}))
+"""
+    receives = """
+import pickle
+function, config = (pickle.load(open(name, "rb")) for name in ("function", "config"))
+print(function(config))
+"""
+    run_python("-c", sends, cwd=tmp_path)
+    assert run_python("-c", receives, cwd=tmp_path).stdout.strip() == "True"

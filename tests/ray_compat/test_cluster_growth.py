@@ -19,19 +19,11 @@ SETTING_UP = [["10.0.0.12", OWN_MACHINE, "setting-up"]]
 @pytest.mark.parametrize(
     ("label", "report", "is_head", "grows"),
     [
-        (
-            "head",
-            "none",
-            True,
-            True,
-        ),  # the second version: a label on the head of `ray up`, and on KubeRay's pods
-        (None, {"active_nodes": {"ray.head.default": 1}}, True, True),  # the first version
-        (
-            None,
-            {"active_nodes": {"node_5f1c": 1}},
-            True,
-            False,
-        ),  # the monitor of a head without a cluster file
+        # The second version labels the head of `ray up` and KubeRay's pods; the first one publishes types.
+        ("head", "none", True, True),
+        (None, {"active_nodes": {"ray.head.default": 1}}, True, True),
+        # The monitor of a head without a cluster file.
+        (None, {"active_nodes": {"node_5f1c": 1}}, True, False),
         (None, {"active_nodes": {}}, True, False),
         (None, None, True, False),  # it has not reported yet
         (None, "none", True, False),

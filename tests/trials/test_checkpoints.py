@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 from processes import error_of, results_of
 
-from horovod_tune import DistributedTrainableCreator
+from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
@@ -24,8 +24,6 @@ def counting(config):
 
     import horovod.torch as hvd
     import torch
-
-    from horovod_tune import get_checkpoint, report
 
     hvd.init()
     count, origin = 0, "fresh"

@@ -11,7 +11,7 @@ import pytest
 from processes import error_of, eventually, results_of, training_processes
 from ray import tune
 
-from horovod_tune import DistributedTrainableCreator
+from horovod_tune import DistributedTrainableCreator, report
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
@@ -33,8 +33,6 @@ def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_al
     def train(config):
         import horovod.torch as hvd
         import torch
-
-        from horovod_tune import report
 
         hvd.init()
         report(step=0)
@@ -59,12 +57,8 @@ def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_al
 @pytest.mark.contract
 def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector(tune_run):
     def train(config):
-        import time
-
         import horovod.torch as hvd
         import torch
-
-        from horovod_tune import report
 
         hvd.init()
         report(step=0)
@@ -88,12 +82,8 @@ def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector
 @pytest.mark.slow
 def test_a_rank_that_returns_while_the_others_wait_for_it_in_a_collective_is_named(tune_run):
     def train(config):
-        import os
-
         import horovod.torch as hvd
         import torch
-
-        from horovod_tune import report
 
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "2"  # Horovod's own is 60
         hvd.init()
@@ -112,10 +102,6 @@ def test_a_rank_that_returns_while_the_others_wait_for_it_in_a_collective_is_nam
 @pytest.mark.slow
 def test_an_hour_between_reports_is_no_hang(tune_run):
     def train(config):
-        import time
-
-        from horovod_tune import report
-
         time.sleep(26)  # longer than timeout_s: ranks reply to polls while they train
         report(step=1)
 
@@ -126,13 +112,8 @@ def test_an_hour_between_reports_is_no_hang(tune_run):
 @pytest.mark.contract
 def test_a_rank_that_stops_answering_is_named(tune_run):
     def train(config):
-        import os
-        import signal
-
         import horovod.torch as hvd
         import torch
-
-        from horovod_tune import report
 
         hvd.init()
         report(pid=os.getpid())
@@ -169,8 +150,6 @@ class KillOnce(tune.Callback):
 def test_a_killed_coordinator_takes_its_ranks_with_it_and_is_one_failure_of_one_trial(tune_run, moment):
     def train(config):
         import horovod.torch as hvd
-
-        from horovod_tune import report
 
         hvd.init()
         for step in range(3):

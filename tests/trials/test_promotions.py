@@ -10,7 +10,7 @@ import pytest
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter
 
-from horovod_tune import DistributedTrainableCreator
+from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
 from horovod_tune.analysis import analyze
 from horovod_tune.search import BayesOptSearch, PromotingASHA
 
@@ -32,8 +32,6 @@ def train(config):
     import tempfile
 
     import horovod.torch as hvd
-
-    from horovod_tune import get_checkpoint, report
 
     hvd.init()
     start = get_checkpoint()

@@ -10,7 +10,7 @@ import pytest
 from processes import eventually, results_of
 from sessions import simulated_nodes
 
-from horovod_tune import DistributedTrainableCreator
+from horovod_tune import DistributedTrainableCreator, report
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -36,8 +36,6 @@ def where(config):
     import ray
     import torch
 
-    from horovod_tune import report
-
     hvd.init()
     mine = [hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
     everyone = hvd.allgather(torch.tensor([mine]), name="where").tolist()
@@ -50,8 +48,6 @@ def where_with_torch(config):
 
     import ray
     import torch.distributed as dist
-
-    from horovod_tune import report
 
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     mine = [int(os.environ[name]) for name in names], ray.get_runtime_context().get_node_id()
@@ -91,8 +87,6 @@ def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
 
         import horovod.torch as hvd
         import ray
-
-        from horovod_tune import report
 
         hvd.init()
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
@@ -185,8 +179,6 @@ def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
 
 def report_often(config):
     import horovod.torch as hvd
-
-    from horovod_tune import report
 
     hvd.init()
     for step in range(config["reports"]):

@@ -34,6 +34,8 @@ class ActorLauncher:
     ) -> None:
         self._spec = spec
         self._group = placement_group
+        # The index of each slot's bundle in the group.
+        self._bundles = [bundle for bundle, count in enumerate(spec.slots) for _ in range(count)]
         self._node_id = node_id
         self._make_backend = make_backend
         self._rendezvous = rendezvous
@@ -42,10 +44,7 @@ class ActorLauncher:
         self._more: dict[int, list[PlacementGroup]] = {}
 
     def create(self) -> list[Any]:
-        return [self._create_actor(self._group, bundle) for bundle in self._bundle_of_slots()]
-
-    def _bundle_of_slots(self) -> list[int]:
-        return [bundle for bundle, count in enumerate(self._spec.slots) for _ in range(count)]
+        return [self._create_actor(self._group, bundle) for bundle in self._bundles]
 
     def _create_actor(self, placement_group: PlacementGroup, bundle: int) -> Any:
         spec = self._spec
@@ -66,7 +65,7 @@ class ActorLauncher:
         its own, which Ray removes when this coordinator ends.
         """
         if slot < self._spec.world_size and not elsewhere:
-            return self._create_actor(self._group, self._bundle_of_slots()[slot])
+            return self._create_actor(self._group, self._bundles[slot])
         groups = self._more.setdefault(slot, [])
         if not groups or (elsewhere and not again):
             # With num_slots only, all ranks are on this host.

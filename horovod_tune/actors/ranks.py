@@ -63,10 +63,6 @@ def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) 
 
     So ``torch.cuda.set_device(hvd.local_rank())`` selects the GPU that Ray reserved for the rank, unless the
     process is from an earlier world: it keeps its value and its index there, `get_world().gpu`.
-
-    >>> infos = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
-    >>> visible_gpus(infos, assign_ranks(["n", "n"], first_node="n"))
-    ['3,1', '3,1']
     """
     by_node: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
     for worker, rank_info in zip(workers, rank_infos, strict=True):

@@ -132,7 +132,7 @@ class TrialStorage:
     def append_log(self, rank: int, text: bytes) -> None:
         """Append output to a rank's log, at the next `publish_logs` if this host cannot do it directly."""
         if self.is_local and self.reached_through is None:
-            log_files.append(Path(self._log_path(rank)), text)
+            self._store_log(rank, text)
             return
         self._new_output[rank] = log_files.shorten(
             self._new_output.get(rank, b"") + text, log_files.LOG_BYTES // 2
@@ -151,12 +151,10 @@ class TrialStorage:
                 # Deleted before it is stored: output that cannot be stored must not be tried again.
                 del self._new_output[rank]
                 self._stored_bytes[rank] += len(text)
-                self._store_log(self._log_path(rank), text)
+                self._store_log(rank, text)
 
-    def _log_path(self, rank: int) -> str:
-        return f"{self._context.trial_fs_path}/rank_{rank}.log"
-
-    def _store_log(self, path: str, text: bytes) -> None:
+    def _store_log(self, rank: int, text: bytes) -> None:
+        path = f"{self._context.trial_fs_path}/rank_{rank}.log"
         if self.is_local:
             self._call(log_files.append, Path(path), text, timeout_s=LOG_TIMEOUT_S)
             return

@@ -42,7 +42,7 @@ class Worker:
         elsewhere: True if it is not on the slot's first host, which is draining.
         info: its node and process; None until they are known.
         ranks: empty until they are assigned.
-        channel: None if it has no socket to this process.
+        channel: its socket to this process; None, or closed, if it has none in this world.
         running: its ranks whose training function runs.
         is_polled: True while a reply to `poll` is pending.
         is_reply_requested: True if an immediate reply was requested.

@@ -166,13 +166,12 @@ class World:
 
     def _connect(self, workers: Sequence[Worker]) -> None:
         """Open the channels of workers on this host; ``workers`` are in the order of the assignments."""
-        channels = self._launcher.channels()
-        for number, worker in enumerate(workers):
-            worker.channel = channels.get(number)
-            if worker.channel is not None:
-                self._events.add_channel(worker)
-                if worker not in self.members:  # lost meanwhile
-                    self._events.close_channels([worker])
+        for number, channel in self._launcher.channels().items():
+            worker = workers[number]
+            worker.channel = channel
+            self._events.add_channel(worker)
+            if worker not in self.members:  # lost meanwhile
+                self._events.close_channels([worker])
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""

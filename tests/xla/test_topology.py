@@ -225,5 +225,5 @@ def test_hosts_of_v7x_are_taken_whole_and_left_to_torch_xla() -> None:
 
 def test_the_cpu_device_is_one_rank_on_one_host() -> None:
     assert slices.cpu_placement(spec()).bundles == ({"CPU": 1.0},)
-    with pytest.raises(SpecError, match="num_hosts=2"):
-        slices.cpu_placement(spec(num_hosts=2))
+    with pytest.raises(SpecError, match=r"torch_xla has one device.*num_hosts=2 and num_slots=3"):
+        slices.cpu_placement(spec(num_hosts=2, num_slots=3))

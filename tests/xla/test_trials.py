@@ -320,10 +320,5 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
     assert len(processes) == 1, "the second trial finds the first one's process"
 
 
-def test_two_ranks_on_the_cpu_device_are_refused_with_the_reason(ray_session: Any) -> None:
-    with pytest.raises(horovod_tune.errors.SpecError, match="PJRT_DEVICE=CPU torch_xla has one device"):
-        DistributedTrainableCreator(train, use_tpu=True, num_slots=2).default_resource_request({})
-
-
 def test_when_an_experiment_has_ended_no_process_of_it_stays(ray_session: Any) -> None:
     see_them_gone(rank_processes())

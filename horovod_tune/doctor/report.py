@@ -26,15 +26,15 @@ class Report:
         return can_run_trials(self.findings)
 
     def __str__(self) -> str:
-        worst = {finding.node: finding.level for finding in reversed(self.findings)}
+        marks = {finding.node: MARKS[finding.level] for finding in reversed(self.findings)}
         rows = [("", "node", "collectives", "torch", "horovod")]
         for node in self.nodes:
-            mark, info = MARKS.get(worst.get(node.label, ""), "ok"), node.info
+            info = node.info
             address = node.interface_address or node.address
             collectives = f"{node.interface or '?'} {address}" if info else node.address
             torch = info.torch.version if info and info.torch else ""
             horovod = info.horovod.version if info and info.horovod else ""
-            rows.append((mark, node.label, collectives, torch, horovod))
+            rows.append((marks.get(node.label, "ok"), node.label, collectives, torch, horovod))
         return table(rows, self.findings)
 
 
@@ -50,7 +50,7 @@ def table(rows: Sequence[Sequence[str]], findings: Sequence[Finding]) -> str:
 
 def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
     """Return the table of one machine."""
-    worst = {finding.subject: finding.level for finding in reversed(findings)}
+    marks = {finding.subject: MARKS[finding.level] for finding in reversed(findings)}
     shared = f"{(info.shared_memory or 0) / GIB:.1f} GiB in /dev/shm"
     rows = {
         "host": f"{info.host}: {info.system}, {info.cpus} CPUs, {info.memory / GIB:.1f} GiB memory",
@@ -63,8 +63,7 @@ def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
         "open files": f"{info.open_files} at most" if info.open_files >= 0 else "no limit",
         "interfaces": "; ".join(f"{name} {' '.join(own)}" for name, own in info.interfaces.items()),
     }
-    marks = {subject: MARKS.get(worst.get(subject, ""), "ok") for subject in rows}
-    return table([(marks[subject], subject, text) for subject, text in rows.items()], findings)
+    return table([(marks.get(subject, "ok"), subject, text) for subject, text in rows.items()], findings)
 
 
 def _torch(info: NodeInfo) -> str:

@@ -275,7 +275,7 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked configuration with defaults, the rate and the rule of scaling."""
     if not isinstance(config, Mapping):
         raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
-    missing = set(_KEYS) - set(config)
+    missing = _KEYS.keys() - config.keys()
     for pair in _ONE_OF:
         if any(config.get(name) is not None for name in pair):
             missing -= set(pair)
@@ -291,8 +291,9 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, (default, check) in _KEYS.items():
         value = config.get(name, default)
         # The checks return Python's own numbers: torch.load(weights_only=True) refuses NumPy's.
-        is_checked = check is not None and not (value is None and default is None)
-        values[name] = check(name, value) if check is not None and is_checked else value
+        if check is not None and (value is not None or default is not None):
+            value = check(name, value)
+        values[name] = value
     for one, other in _ONE_OF:
         if (values[one] is None) == (values[other] is None):
             got = f"{one}={values[one]} and {other}={values[other]}"

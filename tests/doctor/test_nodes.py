@@ -12,10 +12,9 @@ from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 
 def machine(number: int, **changes: object) -> Node:
-    look = Node(
-        f"n{number}", f"10.0.0.{number}", info=SOUND, interface="eth0", interface_address=f"10.0.0.{number}"
-    )
-    return replace(look, **changes)
+    address = f"10.0.0.{number}"
+    node = Node(f"n{number}", address, info=SOUND, interface="eth0", interface_address=address)
+    return replace(node, **changes)
 
 
 def test_sound_machines_have_no_problem() -> None:
@@ -43,16 +42,8 @@ def test_sound_machines_have_no_problem() -> None:
             "horovod_tune is not installed",
             False,
         ),
-        (
-            {"info": replace(SOUND, broken={"mymodel": "no"}, modules=("mymodel",))},
-            "mymodel cannot be",
-            False,
-        ),
-        (
-            {"interface": None, "interface_failure": "nics=['ib0'] names no interface"},
-            "names no interface",
-            False,
-        ),
+        ({"info": replace(SOUND, broken={"mymodel": "no"})}, "mymodel cannot be", False),
+        ({"interface": None, "interface_failure": "nics names no interface"}, "names no interface", False),
         ({"interface": "lo", "interface_address": "127.0.0.1"}, "no other machine can reach", False),
         ({"info": replace(SOUND, slow={"mymodel": 60.0})}, "mymodel takes more than 60 s", True),
     ],

@@ -20,10 +20,17 @@ from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 pytestmark = pytest.mark.processes
 
-WORK = """
-import json, torch
+PRELUDE = """
+import json, os, time, torch
 import horovod.torch as hvd
 
+def wait_for(file):
+    ends_s = time.monotonic() + 60
+    while not os.path.exists(file) and time.monotonic() < ends_s:
+        time.sleep(0.01)
+"""
+
+WORK = """
 torch.set_num_threads(1)
 hvd.init()
 everyone = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
@@ -70,7 +77,9 @@ CONNECTED = {
 
 @pytest.mark.slow
 def test_every_group_is_connected_once_and_collectives_process_sets_and_training_work() -> None:
-    for world, connected in zip(run_worlds(*CONNECTED, program=WORK), CONNECTED.values(), strict=True):
+    for world, connected in zip(
+        run_worlds(*CONNECTED, program=PRELUDE + WORK), CONNECTED.values(), strict=True
+    ):
         # The process set of ranks 0 and 1 is the test's own; the one of all ranks connects nothing.
         assert {scope for scope in world.scopes if "process_set" not in scope} == connected
         assert len({scope.split("_hash_")[1] for scope in world.scopes if "_hash_" in scope}) == 1
@@ -89,20 +98,16 @@ def test_every_group_is_connected_once_and_collectives_process_sets_and_training
 def test_a_host_name_that_resolves_to_nothing_is_no_obstacle() -> None:
     elsewhere = ("unshare", "--uts", "sh", "-c", 'hostname no-such-host-name && exec "$0" "$@"')
     sums = """
-import json, torch
-import horovod.torch as hvd
 hvd.init()
 print(json.dumps({"sum": hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()}))
 hvd.shutdown()
 """
-    (world,) = run_worlds("a:2", program=sums, before=elsewhere)
+    (world,) = run_worlds("a:2", program=PRELUDE + sums, before=elsewhere)
     assert world.said == [{"sum": 3.0}] * 2
 
 
 def test_an_init_that_fails_raises_and_can_be_tried_again() -> None:
     program = """
-import json, os
-import horovod.torch as hvd
 os.environ.update(HOROVOD_SIZE="2", HOROVOD_LOCAL_SIZE="2", HOROVOD_GLOO_TIMEOUT_SECONDS="1")
 try:
     hvd.init()
@@ -114,7 +119,7 @@ del os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
 hvd.init()
 print(json.dumps({"raised": raised, "size": hvd.size()}))
 """
-    (world,) = run_worlds("a:1", program=program)
+    (world,) = run_worlds("a:1", program=PRELUDE + program)
     (said,) = world.said
     assert said["raised"].startswith("Horovod initialization failed") and said["size"] == 1
     assert "could not connect its ranks" in world.errors and "timeout" in world.errors.lower()
@@ -123,15 +128,11 @@ print(json.dumps({"raised": raised, "size": hvd.size()}))
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_does_not_hold_the_others_forever(tmp_path: Path) -> None:
     program = f"""
-import json, os, time, torch
-import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 freed = {str(tmp_path / "freed")!r}
 hvd.init()
 if hvd.rank() == 1:  # does not come before the other was freed
-    ends_s = time.monotonic() + 60
-    while not os.path.exists(freed) and time.monotonic() < ends_s:
-        time.sleep(0.1)
+    wait_for(freed)
 try:
     hvd.allreduce(torch.ones(1), name="gradient")
     said = "went through"
@@ -141,15 +142,13 @@ open(freed, "w").close()
 print(json.dumps({{"said": said}}))
 """
     stall = ("env", "HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2")
-    (world,) = run_worlds("a:2", program=program, before=stall)
+    (world,) = run_worlds("a:2", program=PRELUDE + program, before=stall)
     assert world.said == [{"said": "freed"}] * 2
 
 
 @pytest.mark.slow
 def test_ranks_without_work_ask_each_other_less_and_less_often(tmp_path: Path) -> None:
     program = f"""
-import json, time, torch
-import horovod.torch as hvd
 hvd.init()
 hvd.allreduce(torch.ones(1), name="before")
 timeline = {str(tmp_path / "timeline")!r}
@@ -163,7 +162,7 @@ if hvd.rank() == 0:
 else:
     print(json.dumps({{}}))
 """
-    (world,) = run_worlds("a:2", program=program, before=("env", "HOROVOD_TIMELINE=DYNAMIC"))
+    (world,) = run_worlds("a:2", program=PRELUDE + program, before=("env", "HOROVOD_TIMELINE=DYNAMIC"))
     # By the rule 100 in the first 0.1 s, 230 up to 1 s and 200 more; one each millisecond would be 3000.
     assert 1 <= world.said[0]["cycles"] <= 700
 
@@ -171,14 +170,10 @@ else:
 @pytest.mark.slow
 def test_a_rank_that_waits_for_another_leaves_the_cpu_idle(tmp_path: Path) -> None:
     program = f"""
-import json, os, time, torch
-import horovod.torch as hvd
 hvd.init()
 waits = {str(tmp_path / "waits")!r}
 if hvd.rank() == 1:
-    ends_s = time.monotonic() + 60
-    while not os.path.exists(waits) and time.monotonic() < ends_s:
-        time.sleep(0.05)
+    wait_for(waits)
     time.sleep(3)
 handle = hvd.allreduce_async(torch.ones(1), name="gradient", op=hvd.Sum)
 if hvd.rank() == 0:
@@ -187,7 +182,7 @@ before = time.thread_time()
 total = hvd.synchronize(handle).item()
 print(json.dumps({{"total": total, "cpu_s": time.thread_time() - before}}))
 """
-    (world,) = run_worlds("a:2", program=program)
+    (world,) = run_worlds("a:2", program=PRELUDE + program)
     assert [each["total"] for each in world.said] == [2, 2]
     assert world.said[0]["cpu_s"] < 0.5, "it asks without a pause"
 
@@ -244,14 +239,10 @@ def test_unauthenticated_connections_do_not_disturb_the_ranks(
     tmp_path: Path, size: int, call: Callable[[int, list[socket.socket]], int], wanted: int, rounds: int
 ) -> None:
     program = f"""
-import json, os, time, torch
-import horovod.torch as hvd
 sums = []
 for each in range({rounds}):
     if os.environ["HOROVOD_RANK"] == "{size - 1}":  # until it comes, the others listen
-        ends_s = time.monotonic() + 60
-        while not os.path.exists(f"{tmp_path}/{{each}}") and time.monotonic() < ends_s:
-            time.sleep(0.01)
+        wait_for(f"{tmp_path}/{{each}}")
     hvd.init()
     sums.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
     hvd.barrier()
@@ -273,7 +264,7 @@ print(json.dumps({{"sums": sums}}))
     strangers = threading.Thread(target=disturb)
     strangers.start()
     try:
-        (world,) = run_worlds(f"a:{size}", program=program)
+        (world,) = run_worlds(f"a:{size}", program=PRELUDE + program)
     finally:
         strangers.join()
         for each in kept:

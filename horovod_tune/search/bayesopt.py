@@ -61,33 +61,28 @@ class BayesOptSearch(Searcher):
         tune.Tuner(trainable, param_space={"lr": tune.loguniform(1e-5, 1e-1), ...},
                    tune_config=tune.TuneConfig(search_alg=search, num_samples=40)).fit()
 
-    * `space`: a Tune search space or bayesian-optimization's `pbounds`; leave it out to use the tuner's
-      `param_space`. `tune.grid_search` is refused.
-    * `metric`, `mode` ('min' or 'max'): may also come from the tuner. Lists of them, as in
+    * `space`: a Tune search space or bayesian-optimization's `pbounds`; by default the tuner's `param_space`.
+    * `metric`, `mode` ('min' or 'max'): by default the tuner's. Lists of them, as in
       `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, search for the Pareto front; the tuner's
       own `metric` is then only for its scheduler.
     * `limits`: conditions that a result must meet, such as `["latency_ms <= 20"]`, on any reported metrics.
-    * `points_to_evaluate`: configurations to run first; missing parameters are drawn at random, and Tune
-      always draws the values of `tune.sample_from` in its `param_space`.
+    * `points_to_evaluate`: configurations to run first; missing parameters are drawn at random.
       `evaluated_rewards`: the metric values of these points, or None for a point that is still to be run.
-    * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
-      `acquisition_function`: an acquisition function of `bayes_opt.acquisition`, or an object of your own
-      subclass of its `AcquisitionFunction`. Pass at most one of these two arguments; the default is the
-      logarithm of expected improvement.
+    * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`, or
+      `acquisition_function`: one of `bayes_opt.acquisition`, or an object of your own subclass of its
+      `AcquisitionFunction`; by default the logarithm of expected improvement.
     * `random_state`: an int (default: 42), a NumPy generator, or None for a different search each time. The
       same state and the same results give the same suggestions.
-    * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
-      one more than the number of parameters, at least 4 and at most 10. The last of them is the middle of
-      all ranges. A search that learns from curves (see below) begins with 4, without the middle.
+    * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default one
+      more than the number of parameters, at least 4 and at most 10, the last of which is the middle of all
+      ranges. A search that learns from curves begins with 4, without the middle.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
-    * `time_attr`: the metric that measures a trial's progress, for the model of learning curves that is used
-      if trials report several times. For distributed trials the default is that of the tuner's ASHA,
-      HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a full training ends;
-      by default the stop criterion of the tuner, otherwise the latest report so far.
+    * `time_attr`: the metric that measures a trial's progress. For distributed trials the default is that of
+      the tuner's ASHA, HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a
+      full training ends; by default the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
       a `ResultGrid`, or a DataFrame of its results. Unless `random_search_steps` is given, the first
-      suggestions alternate between quasi-random points and points where the earlier results were good. How
-      much the earlier results count after that is learned from the new ones.
+      suggestions alternate between quasi-random points and points where the earlier results were good.
 
     The search never ends before `num_samples`; when each point of a finite space has been suggested, it logs
     a warning and begins to repeat the best points.

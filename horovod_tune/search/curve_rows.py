@@ -41,9 +41,9 @@ def is_unfinished(trial: Trial, target: float) -> bool:
 
 
 def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[Trial]:
-    """Return the trials short of `target` for which it is unknown whether their curves get worse later.
+    """Return the trials short of `target` of whose curves it is unknown whether they get worse later.
 
-    That is, fewer than three other trials have trained for longer, and none of them has got worse since then.
+    Fewer than three other trials have trained for longer, and none of them has got worse since then.
 
     >>> trials = [Trial(str(end), (), curve={1.0: 0.5, end: 0.4}) for end in (2.0, 3.0, 4.0, 5.0, 52.0)]
     >>> [trial.trial_id for trial in trials_with_open_end(trials, axis(52.0), "min")]

@@ -11,18 +11,18 @@ from typing import Any
 
 from ray.tune.result import TRAINING_ITERATION
 
+from horovod_tune.analysis.scoring import nested_value
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray, with_context
 from horovod_tune.search.history import Ending, Trial, as_number
-from horovod_tune.search.space.domains import MISSING, SpaceError, value_at
+from horovod_tune.search.space.domains import MISSING, SpaceError
 from horovod_tune.search.space.search_space import SearchSpace
 
 
 class EarlierModel:
     """A model of the earlier results, whose mean enters the new model with a learned weight (see `kernels`).
 
-    `context` has the features that follow the parameters' in each query: the time at which learning curves
-    are evaluated, if there are any.
+    `context` is the time at which learning curves are evaluated, if there are any.
     """
 
     def __init__(self, model: FittedModel, context: FloatArray) -> None:
@@ -44,7 +44,7 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
     used: list[Trial] = []
     reasons: Counter[str] = Counter()
     for config, metrics in rows:
-        value = _number(metrics, metric) if metric else None
+        value = as_number(nested_value(metrics, metric)) if metric else None
         if value is None or not math.isfinite(value):
             reasons[f"no finite {metric!r}"] += 1
             continue
@@ -55,7 +55,7 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
             reasons[str(error).split(", got ")[0]] += 1
             continue
         used.append(Trial(f"earlier-{len(used)}", point, Ending.SCORED, value, value))
-        used[-1].add_report(_number(metrics, time_attr), value)
+        used[-1].add_report(as_number(nested_value(metrics, time_attr)), value)
     message = f"{len(used)} of {len(rows)} earlier results are used"
     if reasons:
         message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
@@ -70,11 +70,12 @@ def read_previous(source: Any) -> Rows:
     if isinstance(source, (str, os.PathLike)):
         from horovod_tune.analysis import analyze
 
-        if not FilePath(source).expanduser().is_dir():
+        folder = FilePath(source).expanduser()
+        if not folder.is_dir():
             raise ValueError(
                 f"analysis must be an experiment's directory; {str(source)!r} is not a directory"
             )
-        trials = analyze(FilePath(source).expanduser()).record.trials
+        trials = analyze(folder).record.trials
         return [(trial.config, trial.last_result or {}) for trial in trials]
     if isinstance(source, ResultGrid):
         return [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
@@ -100,8 +101,3 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     # A table has every column in every row, with NaN where a trial does not have the parameter, or has None.
     config = {k: MISSING if isinstance(v, float) and v != v else v for k, v in config.items()}
     return config, metrics
-
-
-def _number(metrics: Mapping[str, Any], name: str) -> float | None:
-    value = metrics.get(name)
-    return as_number(value_at(metrics, tuple(name.split("/")), None) if value is None else value)

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from horovod_tune.analysis.scoring import Limit, parse_limit
 from horovod_tune.search.gp.feasibility import diverged
@@ -125,9 +126,12 @@ class Objectives:
             return trial.others.get(metric)
         return trial.last if trial.value is None else trial.value
 
-    def keeps_limits(self, trial: Trial) -> bool:
-        """Return True if a trial's latest values keep every limit; an unknown value breaks its limit."""
-        return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
+    def keep_limits(self, trials: Sequence[Trial]) -> NDArray[np.bool_]:
+        """Return which trials' latest values keep every limit; an unknown value breaks its limit."""
+        kept = (
+            all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits) for trial in trials
+        )
+        return np.fromiter(kept, dtype=bool)
 
     def final_value(self, trial: Trial, value: float | None) -> float | None:
         """Return the first metric's `value`; if any metric is unknown or not finite, return that instead."""

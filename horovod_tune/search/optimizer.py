@@ -34,8 +34,7 @@ from horovod_tune.search.proposal import candidates, propose, quasi_random_point
 from horovod_tune.search.space.parameters import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
-#: The number of quasi-random suggestions at the start, if trials report several times: a curve says more than
-#: a single result.
+#: The number of quasi-random suggestions at the start, if trials report several times.
 _CURVES_START = 4
 #: Results to wait for before they are modelled together with an earlier experiment's. Until then the earlier
 #: model and the quasi-random sequence take turns: comparing their results shows how far to trust that model.
@@ -77,7 +76,7 @@ class _SuggestState:
         """
         if self.within_limits is None:
             return np.ones(len(trials) + len(pending), dtype=bool)
-        results = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
+        results = self.objectives.keep_limits(trials)
         found = np.concatenate([results, self.within_limits(pending) > np.log(0.5)])
         # With more results than a model takes, those that keep the limits may all be left out.
         return found if found.any() else np.ones_like(found)
@@ -85,7 +84,7 @@ class _SuggestState:
     def best(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
         """Return up to five points with the best scores; points that break a limit come after all others."""
         if self.within_limits is not None:
-            allowed = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
+            allowed = self.objectives.keep_limits(trials)
             scores = np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))
         return _best_five(trials, scores)
 
@@ -95,17 +94,10 @@ _Modelled = tuple[Acquisition, int, FloatArray]
 
 
 class Optimizer:
-    """Chooses points.
-
-    If `random_search_steps` is None, it is one more than the number of parameters (at least 4, at most
-    10), or 4 if the search learns from curves. With an earlier experiment, see `_TRANSFER_START`.
-    """
+    """Chooses points; `random_search_steps` is that of `BayesOptSearch`."""
 
     def __init__(
-        self,
-        acquisition: AcquisitionFunction,
-        options: ModelOptions,
-        random_search_steps: int | None,
+        self, acquisition: AcquisitionFunction, options: ModelOptions, random_search_steps: int | None
     ) -> None:
         self.options = options
         #: The value of `time_attr` at which a full training ends, if known.
@@ -161,7 +153,7 @@ class Optimizer:
         )
         if asks_earlier and earlier is not None:
             modelled = self._model_earlier(state, earlier, history.earlier)
-        elif within_limits is not None and not any(map(objectives.keeps_limits, known)):
+        elif within_limits is not None and not objectives.keep_limits(known).any():
             modelled = state.feasibility, len(known), np.empty((0, space.dimension))
         elif by_curves:
             modelled = self._model_curves(state)
@@ -178,8 +170,7 @@ class Optimizer:
     ) -> EarlierModel | None:
         """Return a model of the earlier experiment; None if there is none, or it cannot be modelled.
 
-        If its trials ended at different times, they are modelled as learning curves, and the model is
-        evaluated at the horizon.
+        Trials that ended at different times are modelled as learning curves.
         """
         trials, metric = history.earlier, objectives.metrics[0]
         if len(trials) < 2 or space.dimension == 0 or len(objectives.metrics) > 1:

@@ -91,9 +91,7 @@ class PromotingASHA(TrialScheduler):
 
     Every trial pauses at each *rung*: after `grace_period`, `grace_period * reduction_factor`, ... It
     continues from its checkpoint once it is among the best `1 / reduction_factor` of all trials that have
-    reached the rung (Li et al., 2020, "A System for Massively Parallel Hyperparameter Tuning"). Tune's
-    `ASHAScheduler` decides once, when a trial reaches a rung, so it continues too many early trials and can
-    end one that would later rank among the best. Pausing costs little with reused workers.
+    reached the rung (Li et al., 2020, "A System for Massively Parallel Hyperparameter Tuning").
 
         tune.run(trainable, search_alg=ConcurrencyLimiter(BayesOptSearch(), max_concurrent=4),
                  scheduler=PromotingASHA(max_t=52, grace_period=2), metric="loss", mode="min", ...)

@@ -114,11 +114,7 @@ def _dictionary(name: str, value: Any) -> dict[str, Any]:
 def acquisition_of(
     acquisition_function: AcquisitionFunction | None, utility_kwargs: Mapping[str, Any] | None
 ) -> AcquisitionFunction:
-    """Return the acquisition function to use.
-
-    `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`,
-    `kappa_decay`, `kappa_decay_delay`.
-    """
+    """Return the acquisition function to use; `utility_kwargs` is the argument of Ray's BayesOptSearch."""
     if utility_kwargs is not None:
         if acquisition_function is not None:
             raise ValueError("give acquisition_function or utility_kwargs, not both")
@@ -158,8 +154,8 @@ def _from_utility(kwargs: dict[str, Any]) -> AcquisitionFunction:
     if delay is not None:
         delay = bounds.count("utility_kwargs['kappa_decay_delay']", delay, 0)
     kinds = {
-        "ucb": lambda: UpperConfidenceBound(kappa, decay, delay),
-        "ei": lambda: ExpectedImprovement(xi, decay, delay),
-        "poi": lambda: ProbabilityOfImprovement(xi, decay, delay),
+        "ucb": UpperConfidenceBound(kappa, decay, delay),
+        "ei": ExpectedImprovement(xi, decay, delay),
+        "poi": ProbabilityOfImprovement(xi, decay, delay),
     }
-    return kinds[bounds.one_of("utility_kwargs['kind']", kind, kinds)]()
+    return kinds[bounds.one_of("utility_kwargs['kind']", kind, kinds)]

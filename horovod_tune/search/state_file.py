@@ -27,7 +27,7 @@ EMPTY = {"empty": True}
 
 
 def write(path: str, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`. Tune passes a temporary path, and renames the file afterwards."""
+    # Tune passes a temporary path, and renames the file afterwards.
     Path(path).write_text(json.dumps({"format": FORMAT, "version": VERSION, **state}), encoding="utf-8")
 
 

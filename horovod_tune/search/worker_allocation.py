@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 class _FreeWorkers(ABC):
-    """Gives free workers, one after the other, to the trials that gain most; no trial loses any.
-
-    `names`: the metric with a trial's need (more workers help up to this batch, in samples) and `batch_size`.
-    """
+    """Gives free workers to the trials that gain most; `names`: the metrics with a trial's need and batch."""
 
     def __init__(self, max_workers: int | None, **names: str) -> None:
         self._max_workers = None if max_workers is None else count("max_workers", max_workers)

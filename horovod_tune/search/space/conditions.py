@@ -48,12 +48,8 @@ class Node:
         return all(chosen.get(id(choice), 0) == option for choice, option in self.conditions)
 
 
-def nodes_of(spec: Any) -> list[Node]:
-    """Return the domains of a nested space; a choice comes before what depends on it."""
-    return list(_walk(spec, (), ()))
-
-
-def _walk(spec: Any, path: Path, conditions: tuple[tuple[Node, int], ...]) -> Iterator[Node]:
+def nodes_of(spec: Any, path: Path = (), conditions: tuple[tuple[Node, int], ...] = ()) -> Iterator[Node]:
+    """Yield the domains of a nested space; a choice comes before what depends on it."""
     for inner, domain in _domains(spec, path):
         where = (*path, *inner)
         options = tuple(domain.categories) if isinstance(domain, Categorical) else ()
@@ -64,7 +60,7 @@ def _walk(spec: Any, path: Path, conditions: tuple[tuple[Node, int], ...]) -> It
         node = Node(where, domain, Choice(range(len(options)), ordered=False), conditions, options)
         yield node
         for number, option in enumerate(options):
-            yield from _walk(option, where, (*conditions, (node, number)))
+            yield from nodes_of(option, where, (*conditions, (node, number)))
 
 
 def _domains(spec: Any, path: Path) -> list[tuple[Path, Domain]]:

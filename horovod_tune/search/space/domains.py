@@ -41,9 +41,7 @@ def value_at(config: Any, path: Path, default: Any) -> Any:
 
 
 def put_at(spec: Any, path: Path, value: Any) -> Any:
-    """Return `spec` with `value` at `path`; changed in place if possible.
-
-    Ray's `assign_value` does not accept a tuple within a tuple.
+    """Return `spec` with `value` at `path`, also in tuples; changed in place if possible.
 
     >>> put_at({"a": [1, ((2, 3),)]}, ("a", 1, 0, 0), 7)
     {'a': [1, ((7, 3),)]}
@@ -59,10 +57,9 @@ def put_at(spec: Any, path: Path, value: Any) -> Any:
 def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Tune space for a Tune space, `pbounds`, or a mixture of both.
 
-    In bayesian-optimization's own `pbounds`, `(low, high)` and `(low, high, float)` are floats, `(low, high,
-    int)` integers with both bounds included, any other sequence categories; its parameter objects are
-    accepted too. A name with `/` stands for nested dictionaries. If the space has Tune domains too, only
-    ranges and these objects are bounds; every other value is a constant.
+    In `pbounds`, `(low, high)` and `(low, high, float)` are floats, `(low, high, int)` integers with both
+    bounds included, any other sequence categories. A name with `/` stands for nested dictionaries. If the
+    space has Tune domains too, only ranges and parameter objects are bounds; every other value is a constant.
 
     >>> sorted(from_mixed({"x": (0, 1), "model/depth": (2, 8, int)}))
     ['model', 'x']
@@ -97,10 +94,9 @@ def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:
     """
     spec: dict[Any, Any] = {}
     for name, value in flat.items():
-        *parents, key = name.split("/") if isinstance(name, str) else [name]
-        given = {key: value}
-        for parent in reversed(parents):
-            given = {parent: given}
+        given = value
+        for part in reversed(name.split("/") if isinstance(name, str) else [name]):
+            given = {part: given}
         _merge(spec, given, name, ())
     return spec
 

@@ -233,14 +233,12 @@ class Choice:
             if place is not None or strict:
                 return place
         # Type first: 1, 1.0 and True are equal in Python and may all be among the values.
-        for same_type in (True,) if strict else (True, False):
-            wanted = value if same_type else _listed(value)
-            for index, candidate in enumerate(self._values):
-                if same_type and type(candidate) is not type(value):
-                    continue
-                if candidate is value or equal(candidate if same_type else _listed(candidate), wanted):
-                    return index
-        return None
+        for index, each in enumerate(self._values):
+            if type(each) is type(value) and (each is value or equal(each, value)):
+                return index
+        listed = _listed(value)
+        alike = (index for index, each in enumerate(self._values) if equal(_listed(each), listed))
+        return None if strict else next(alike, None)
 
     def _nearest(self, coordinates: float | FloatArray) -> Any:
         return np.abs(np.asarray(coordinates)[..., None] - self._coordinates).argmin(axis=-1)

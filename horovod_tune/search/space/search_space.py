@@ -45,7 +45,7 @@ class SearchSpace:
         #: The nested Tune search space.
         self.spec = copy.deepcopy(dict(spec))
         self._include_constants = include_constants
-        self._all = nodes_of(self.spec)
+        self._all = list(nodes_of(self.spec))
         self.nodes = [node for node in self._all if node.parameter and node.parameter.cardinality > 1]
         self._sampled = [node for node in self._all if node.parameter is None]
         self.columns: list[Parameter] = [node.parameter for node in self.nodes if node.parameter is not None]

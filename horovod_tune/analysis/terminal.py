@@ -39,7 +39,9 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: 
 
     The table has only the hyperparameters that fit into `width` characters.
     """
-    parts: list[RenderableType] = [_head(analysis), Text()]
+    known = (state_text(analysis), trials_text(analysis), wall_text(analysis))
+    head = Text.assemble(_safe(analysis.name, "bold"), _safe("  " + " · ".join(filter(None, known))))
+    parts: list[RenderableType] = [head, Text()]
     if len(analysis.runs) > 1:
         parts += [_safe(several_runs(analysis.record), "yellow"), Text()]
     parts += [*_best(analysis), _table(analysis, rows, width), Text()]
@@ -70,17 +72,13 @@ def _safe(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
-def _head(analysis: Analysis) -> RenderableType:
-    known = (state_text(analysis), trials_text(analysis), wall_text(analysis))
-    return Text().append(_safe(analysis.name, "bold")).append(_safe("  " + " · ".join(filter(None, known))))
-
-
 def _best(analysis: Analysis) -> list[RenderableType]:
     if not analysis.has_best:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
-    line = Text()
-    line.append(_safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"))
-    line.append(_safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"))
+    line = Text.assemble(
+        _safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"),
+        _safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"),
+    )
     written = printable(python_text(analysis.best_config)).split("\n")
     if len(written) > _CONFIG_LINES:
         written[_CONFIG_LINES:] = [f"… and {len(written) - _CONFIG_LINES} more lines: see best_config"]

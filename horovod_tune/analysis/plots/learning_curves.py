@@ -70,7 +70,7 @@ def _few(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
 
 def _many(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
     """Return traces by rank, worst trials first, best trial last; a single report is a point."""
-    best, traces = analysis.best_number, []
+    traces: list[Any] = []
 
     def add(name: str, trials: list[int], mode: str, colour: str, width: float) -> None:
         if trials:
@@ -80,11 +80,12 @@ def _many(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
             shown = not any(other["name"] == name for other in traces)
             traces.append(trace | look | {"name": name, "legendgroup": name, "showlegend": shown})
 
-    ranked = [trial for trial in analysis.ranked if trial in lines and trial != best]
-    for name, colour, trials in style.by_rank(ranked, reach=80):
+    ranked = [trial for trial in analysis.ranked if trial in lines]
+    best = [trial for trial in ranked if trial == analysis.best_number]
+    for name, colour, trials in style.by_rank(ranked[len(best) :], reach=80):
         add(name, [trial for trial in trials if len(lines[trial]) > 1], "lines", colour, 1.2)
         add(name, [trial for trial in trials if len(lines[trial]) == 1], "markers", colour, 1.2)
-    add("best", [best] if best in lines else [], "lines+markers", style.BEST, 3)
+    add("best", best, "lines+markers", style.BEST, 3)
     return traces
 
 
@@ -136,12 +137,9 @@ def _group(name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, len
 def _groups(
     given: Analysis | Mapping[str, Analysis | Sequence[Analysis]] | Sequence[Analysis],
 ) -> dict[str, list[Analysis]]:
-    if isinstance(given, Analysis):
-        return {given.name: [given]}
     if isinstance(given, Mapping):
         return {name: [one] if isinstance(one, Analysis) else list(one) for name, one in given.items()}
     groups: dict[str, list[Analysis]] = {}
-    for number, one in enumerate(given, start=1):
-        name = one.name if one.name not in groups else f"{one.name} ({number})"
-        groups[name] = [one]
+    for number, one in enumerate([given] if isinstance(given, Analysis) else given, start=1):
+        groups[one.name if one.name not in groups else f"{one.name} ({number})"] = [one]
     return groups

@@ -47,11 +47,10 @@ class SearchSpace:
         self._include_constants = include_constants
         self._all = list(nodes_of(self.spec))
         self.nodes = [node for node in self._all if node.parameter and node.parameter.cardinality > 1]
-        self._sampled = [node for node in self._all if node.parameter is None]
         self.columns: list[Parameter] = [node.parameter for node in self.nodes if node.parameter is not None]
         self.dimension = len(self.columns)
         #: True if something is sampled outside the model, so that one point has many configurations.
-        self.is_sampled = bool(self._sampled)
+        self.is_sampled = any(node.parameter is None for node in self._all)
         index = {id(node): number for number, node in enumerate(self.nodes)}
         #: For each parameter the choices that it depends on, outermost first, as (column, option).
         self._needs: list[list[tuple[int, int]]] = [

@@ -69,18 +69,15 @@ def _objectives(text: str) -> dict[str, str]:
 
 
 def _positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number and at least 1, got {text!r}")
+    return int(text)
 
 
 def _run(command: Callable[[argparse.Namespace, Analysis], int], args: argparse.Namespace) -> int:
     """Read the experiment and run the command on it; return the exit status."""
     from horovod_tune.analysis.open_experiment import analyze
+    from horovod_tune.analysis.results import MetricUnknown
 
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -92,7 +89,22 @@ def _run(command: Callable[[argparse.Namespace, Analysis], int], args: argparse.
         return 1
     for warning in caught if command is not _show else ():  # `show` prints it in its view
         _print_error(warning.message)
-    return command(args, analysis)
+    try:
+        return command(args, analysis)
+    except MetricUnknown as error:
+        _print_error(error)
+        return 2
+    except BrokenPipeError:  # `cli.main` ends the command
+        raise
+    except OSError as error:
+        _print_error(f"the output cannot be written: {error}")
+        return 1
+
+
+def _require_named_metric(args: argparse.Namespace, analysis: Analysis) -> None:
+    """Raise `MetricUnknown` if the metric is not known, but an option of the command needs it."""
+    if args.metric or (args.limit and not analysis.record.front):
+        analysis.require_metric()
 
 
 def _print_error(what: object) -> None:
@@ -104,22 +116,10 @@ def _print_error(what: object) -> None:
 def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis.printable import one_line
     from horovod_tune.analysis.report import write_report
-    from horovod_tune.analysis.results import MetricUnknown
 
-    try:
+    if args.metric or (analysis.reported_numbers and not (args.pareto or analysis.record.front)):
         analysis.require_metric()
-    except MetricUnknown as error:
-        if args.metric or (analysis.reported_numbers and not (args.pareto or analysis.record.front)):
-            _print_error(f"{error}. No report was written")
-            return 2
-    try:
-        place = write_report(analysis, args.output, pareto=args.pareto)
-    except MetricUnknown as error:  # a metric of --pareto
-        _print_error(error)
-        return 2
-    except OSError as error:
-        _print_error(f"the report cannot be written: {error}")
-        return 1
+    place = write_report(analysis, args.output, pareto=args.pareto)
     print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
     if not analysis.has_best:
         _print_error(f"the report has no curves: {analysis.no_best_reason}")
@@ -130,18 +130,13 @@ def _report(args: argparse.Namespace, analysis: Analysis) -> int:
 
 def _show(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis import terminal
-    from horovod_tune.analysis.results import MetricUnknown
 
     screen = terminal.Console()
     if args.watch and analysis.state == "running":
         analysis = terminal.watch(analysis, screen, rows=args.rows)
     else:
         screen.print(terminal.view(analysis, rows=args.rows, width=screen.width))
-    try:
-        analysis.require_metric()
-    except MetricUnknown as error:
-        _print_error(error)
-        return 2 if args.metric or (args.limit and not analysis.record.front) else 0
+    _require_named_metric(args, analysis)
     return 0
 
 
@@ -149,27 +144,14 @@ def _export(args: argparse.Namespace, analysis: Analysis) -> int:
     from pathlib import Path
 
     from horovod_tune.analysis import export
-    from horovod_tune.analysis.results import MetricUnknown
 
     if Path(args.csv or "") == Path(args.parquet or ""):  # neither, or the same
         print("horovod-tune: pass --csv FILE, --parquet FILE, or both to different files", file=sys.stderr)
         return 2
+    _require_named_metric(args, analysis)
     table = analysis.dataframe() if args.what == "trials" else analysis.history()
-    try:
-        if args.metric or (args.limit and not analysis.record.front):
-            analysis.require_metric()
-        if args.csv == "-":
-            export.write_csv(table, sys.stdout)
-        elif args.csv:
-            export.write_csv(table, Path(args.csv))
-        if args.parquet:
-            export.write_parquet(table, Path(args.parquet))
-    except BrokenPipeError:  # `cli.main` ends the command
-        raise
-    except MetricUnknown as error:
-        _print_error(error)
-        return 2
-    except OSError as error:
-        _print_error(f"the export cannot be written: {error}")
-        return 1
+    if args.csv:
+        export.write_csv(table, sys.stdout if args.csv == "-" else Path(args.csv))
+    if args.parquet:
+        export.write_parquet(table, Path(args.parquet))
     return 0

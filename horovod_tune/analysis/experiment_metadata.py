@@ -168,7 +168,7 @@ def metadata_of(
 
 def run_metadata(data: bytes) -> dict[str, Any]:
     """Return what the driver wrote when the search started (`horovod_tune_run-*.json`)."""
-    written, _ = read_json(data)
+    written = read_json(data)
     if not isinstance(written, dict):
         raise ValueError("not a JSON object")
     samples, resources = written.get("num_samples"), written.get("resources")
@@ -200,7 +200,7 @@ def searcher_metadata(data: bytes) -> dict[str, Any]:
     """
     if data[:1] == b"\x80":
         return {}
-    state = mapping(read_json(data)[0])
+    state = mapping(read_json(data))
     try:
         limits = tuple(parse_limit(str(text)) for text in state.get("limits") or ())
     except (TypeError, ValueError) as error:

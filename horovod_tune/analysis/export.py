@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import pandas as pd
 
@@ -45,24 +45,18 @@ def escape_formula(text: str) -> str:
 
 
 def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
+    """Return a `_simple` frame with its texts and names changed."""
     made = table.rename(columns=lambda name: change(str(name)))
     for place, dtype in enumerate(table.dtypes):
         if not pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_datetime64_any_dtype(dtype):
-            values = [change(value) if isinstance(value, str) else value for value in table.iloc[:, place]]
-            made.isetitem(place, pd.Series(values, index=table.index, dtype=object))
+            made.isetitem(place, table.iloc[:, place].map(change, na_action="ignore"))
     return made
 
 
 def _simple(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame with columns of numbers, times and texts only."""
     made = table.copy()
-    for name in made.columns:
-        column = made[name]
-        if column.dtype == object and not all(isinstance(value, str) for value in column.dropna()):
-            made[name] = pd.Series([_text(value) for value in column], index=made.index, dtype=object)
+    for name in [name for name in table if table[name].dtype == object]:
+        texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in table[name]]
+        made[name] = pd.Series(texts, index=table.index, dtype=object).where(table[name].notna(), None)
     return made
-
-
-def _text(value: Any) -> str | None:
-    if value is None or (isinstance(value, float) and value != value):
-        return None
-    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -84,14 +84,14 @@ def trials_frame(trials: Sequence[TrialRecord], scores: pd.DataFrame | None, met
 
 
 def _trial_row(trial: TrialRecord) -> dict[str, Any]:
-    start, end = trial.start_time, trial.end_time
+    start, end = (math.nan if time is None else time for time in (trial.start_time, trial.end_time))
     return {
         "trial_id": trial.trial_id,
         "status": trial.status,
         "iterations": iterations_of(trial),
-        "start": start if start is not None else math.nan,
-        "end": end if end is not None else math.nan,
-        "duration_s": end - start if start is not None and end is not None else math.nan,
+        "start": start,
+        "end": end,
+        "duration_s": end - start,
         "ranks": ranks_of(trial),
         "hosts": hosts_of(trial),
         "start_s": seconds((trial.last_result or {}).get("start_s")),
@@ -112,14 +112,10 @@ def history_frame(trials: Sequence[TrialRecord], start_time: float | None, with_
 
 
 def _report_rows(trial: TrialRecord, zero: float, with_config: bool) -> Iterator[dict[str, Any]]:
-    for row, time, attempt in zip(trial.rows, report_times(trial), attempts(trial.rows), strict=False):
-        made: dict[str, Any] = {
-            "trial_id": trial.trial_id,
-            "training_iteration": iteration_of(row),
-            "attempt": attempt,
-            "time": float(time),
-            "elapsed_s": float(time - zero),
-        }
+    times = report_times(trial).tolist()
+    for row, time, attempt in zip(trial.rows, times, attempts(trial.rows), strict=False):
+        made = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row), "attempt": attempt}
+        made |= {"time": time, "elapsed_s": time - zero}
         left_out = {"trial_id", "training_iteration"}
         if not (with_config and row.get("config") and isinstance(row["config"], Mapping)):
             left_out.add("config")

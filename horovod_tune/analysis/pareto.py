@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class ParetoFront:
     """An experiment's results that no other result dominates in several metrics.
 
-    `metrics` maps each metric to "min" or "max". `points` has all results that were compared, shape (points,
-    metrics). For each of them, `places` has the indices of its trial and report, and `on_front` is True if it
-    is on the front. `members` are the front's indices in `points`, sorted by the first metric, best first.
+    `points` has all results that were compared, shape (points, metrics). For each of them, `places` has the
+    indices of its trial and report, and `on_front` is True if it is on the front. `members` are the front's
+    indices in `points`, sorted by the first metric, best first.
     """
 
     analysis: Analysis

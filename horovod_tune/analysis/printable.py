@@ -42,10 +42,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
-    """Return values as at most `width` blocks, higher ones taller.
-
-    A longer curve is cut into stretches of equal length. Each is drawn as the mean of its finite values, or
-    as a dot if it has none.
+    """Return values as at most `width` blocks, each the mean of a stretch's finite values, or a dot.
 
     >>> sparkline([0, 1, 2, 3, float("nan"), 7])
     '▁▂▃▄·█'

@@ -37,10 +37,9 @@ class MetricUnknown(HorovodTuneError, ValueError):
 class Analysis:
     """An experiment's results as they were when it was read; `reload()` reads a running one again.
 
-    `metric`, `mode` and `scope` determine the best trial that meets `limits`. `trials` has every trial,
-    in the order of creation; `record` has everything that was read, `problems` lists what could not be.
-    `run` names the search by its first driver's start time (None without a state file). `runs` names all
-    searches that wrote into the folder, oldest first; pass one of these names to `analyze(…, run=…)`.
+    `trials` has every trial, in the order of creation; `record` has everything that was read, `problems`
+    lists what could not be. `run` names the search by its first driver's start time (None without a state
+    file), `runs` all searches that wrote into the folder, oldest first.
     """
 
     def __init__(
@@ -69,8 +68,7 @@ class Analysis:
     def state(self) -> str:
         """ "finished", "running", "interrupted", or "unknown" (it does not run, and the state file is lost).
 
-        An experiment with unfinished trials, or whose driver may start more of them, counts as running until
-        nothing has been written for 11 minutes (Tune copies its files to the storage every five).
+        If more reports may come, it counts as running until nothing has been written for 11 minutes.
         """
         over = self.record.metadata.get("ended") is not False  # the key is missing if no trial is distributed
         if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
@@ -339,9 +337,8 @@ class Analysis:
         """Return one row per trial, in the order of creation.
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
-        start and end (UTC), duration_s, ranks, hosts and start_s (seconds until its processes had started;
-        all three are NA if the reports lack them), error (in one line), num_failures, logdir, and the
-        configuration as config/….
+        start and end (UTC), duration_s, ranks, hosts and start_s (all three NA if the reports lack them),
+        num_failures, error (in one line), logdir, and the configuration as config/….
         """
         return frames.trials_frame(self.trials, self.scores if self._scored else None, self.metric or "")
 
@@ -370,11 +367,9 @@ class Analysis:
         """Return the Pareto front: the results that no other result dominates.
 
         `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
-        are those that `BayesOptSearch` optimised. A result dominates another if it is as good in all metrics
-        and better in one. The last report of each trial counts, or with scope "all" every report of one of
-        these metrics or a limit's; a metric keeps its value until it is reported again. Results that violate
-        the limits are left out. Raises `ValueError` for fewer than two metrics, an unknown mode, or a metric
-        that was not reported.
+        are those that `BayesOptSearch` optimised. The last report of each trial counts, or with scope "all"
+        every report of one of these metrics or a limit's. Results that violate the limits are left out.
+        Raises `ValueError` for fewer than two metrics, an unknown mode, or a metric that was not reported.
         """
         return pareto_front(self, self.record.front if metrics is None else metrics)
 

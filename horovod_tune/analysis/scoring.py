@@ -160,9 +160,8 @@ def hypervolume(values: np.ndarray, reference: Sequence[float], modes: Sequence[
     r"""Return the volume that points dominate up to a reference point (Zitzler and Thiele, 1998).
 
     With maximised metrics negated, it is :math:`\lambda(\bigcup_i [v_i, r])`, the measure of the union of the
-    boxes from each point to the reference. Only points that are better than the reference in every metric
-    count. It is computed exactly, by slicing along the last metric; meant for a few hundred points and up
-    to five metrics.
+    boxes from each point to the reference. It is computed exactly, by slicing along the last metric; meant
+    for a few hundred points and up to five metrics.
 
     >>> hypervolume(np.array([[1.0, 2.0], [2.0, 1.0]]), [3.0, 3.0], ["min", "min"])
     3.0

@@ -12,10 +12,7 @@ from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Return the indices of at most `most` points that preserve a curve's shape.
-
-    They are the first and the last point, and the lowest and highest of each equal stretch in between.
-    """
+    """Return the indices of at most `most` points of a curve: its ends, and equal stretches' extremes."""
     count = len(values)
     if count <= most:
         return np.arange(count)
@@ -32,9 +29,8 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, np.ndarray]:
     """Return steps (x, best value up to x): x is seconds since the start, or the number of trials.
 
-    Against "time", every report that meets the limits counts from its time on. Against "trials", each trial's
-    best value counts, in the order of creation. Only the points at which the best changes, and the last
-    point, are returned.
+    Against "time", every report that meets the limits counts; against "trials", each trial's best value. Only
+    the points at which the best changes, and the last point, are returned.
     """
     _, mode = analysis.require_metric()
     if against == "trials":
@@ -60,11 +56,9 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
 class Timeline:
     """A chart of which trials ran when.
 
-    `rows` names each row, which has room for one rank or trial; `unit` is the axis label. `bars` has an entry
-    for each period in which a trial held a row, earliest `begin` first; its columns are trial, row, rank
-    (None if the number of ranks is not known), begin, trained and end. The trial started up from `begin` to
-    `trained` (which are equal if the reports do not record the start-up), and trained from `trained` to
-    `end`. Times are in seconds since the experiment's start.
+    `rows` names each row, which has room for one rank or trial; `unit` is the axis label. `bars` has a row
+    for each period in which a trial held one, earliest first: trial, row, rank (None if not known), and, in
+    seconds since the experiment's start, begin (of the start-up), trained (when training began) and end.
     """
 
     bars: pd.DataFrame
@@ -73,11 +67,7 @@ class Timeline:
 
 
 def timeline(analysis: Analysis) -> Timeline:
-    """Return when each trial held which rows; a row is reused as soon as the period has ended.
-
-    The start-up's length comes from the reports (`start_s`); without it, the length is 0. If no trial reports
-    its number of ranks, each row has room for one whole trial.
-    """
+    """Return when each trial held which rows; a row is reused as soon as the period has ended."""
     zero, now = analysis.record.start_time or 0.0, analysis.record.last_write or 0.0
     spans, times = analysis.spans.copy(), ["begin", "trained", "end"]
     running = spans["trial"].map(lambda trial: analysis.trials[trial].status == "RUNNING").astype(bool)
@@ -107,9 +97,7 @@ def timeline(analysis: Analysis) -> Timeline:
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
-    """Return axis limits for the metric, and how many finite values lie outside them.
-
-    If no value is finite, the number of all values is returned.
+    """Return axis limits for the metric, and how many finite values (or, if none is, values) lie outside.
 
     The good end is always shown. Values more than three interquartile ranges beyond the worse quartile (those
     of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.

@@ -93,10 +93,7 @@ def ranks_of(trial: TrialRecord) -> int | None:
 
 
 def hosts_of(trial: TrialRecord) -> list[str] | None:
-    """Return the host of each rank from the trial's reports; None if they lack it.
-
-    If `hosts` is not in Horovod's notation or has another number of ranks, it is the user's own metric.
-    """
+    """Return the host of each rank from the trial's reports; None if `hosts` is missing or the user's."""
     hosts = (trial.last_result or {}).get("hosts")
     found = [_HOST.fullmatch(each) for each in hosts.split(",")] if isinstance(hosts, str) else [None]
     slots = [(each[1], int(each[2])) for each in found if each]
@@ -108,10 +105,9 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
 def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, float, float]]:
     """Return each period in which a driver ran the trial: when start-up and training began, and the end.
 
-    All are Unix times in seconds; `sessions` has the times at which the experiment's drivers started. A
-    period ends with the trial's last report before the next driver's start, or before a pause of at least
-    2 s (as under HyperBand). If the trial has ever failed, pauses do not end a period: the trial may
-    have done work then that was lost.
+    All are Unix times in seconds; `sessions` are the starts of the experiment's drivers. A period ends with
+    the last report before the next driver's start, or before a pause of at least 2 s (as under HyperBand),
+    unless the trial has ever failed: then it may have done work in the pause that was lost.
     """
     first = start_span(trial)
     if first is None:
@@ -137,9 +133,8 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     """Return when a trial's start-up and its training began (Unix time, seconds); None before its start.
 
-    Tune records when it begins to wait for reports. If the workers start in Tune's first call of `step`,
-    the start-up begins at that time, and is part of the first report's duration. Otherwise the start-up ends
-    at that time.
+    Tune records when it begins to wait for reports. The start-up begins then if it is part of the first
+    report's duration (the workers start in Tune's first call of `step`), and otherwise ends then.
     """
     if trial.start_time is None:
         return None

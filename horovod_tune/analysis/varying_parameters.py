@@ -24,10 +24,9 @@ _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
 
 @dataclass(frozen=True)
 class Parameter:
-    """One hyperparameter over all trials.
+    """One hyperparameter over all trials: `values` has one entry per trial, None if the trial lacks it.
 
-    `values` has one entry per trial, in the order of `Analysis.trials`; None if the trial does not have the
-    hyperparameter. `kind` is "numeric" or "category"; `categories` are a category's texts, in axis order.
+    `kind` is "numeric" or "category"; `categories` are a category's texts, in axis order.
     """
 
     name: str
@@ -88,10 +87,7 @@ def varying_parameters(analysis: Analysis) -> list[Parameter]:
 
 
 def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """Return a flat configuration; a list is one value, unless its elements have their own ranges.
-
-    Addresses of objects are left out, because they differ in each trial. None, as a choice, is a text.
-    """
+    """Return a flat configuration; a list is one value, unless its elements have their own ranges."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}

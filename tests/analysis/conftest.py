@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from made_experiments import made_experiment, written
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
 
 _RUN_LIMIT_S = 560  # on a machine of two cores with other work
 
@@ -30,6 +30,12 @@ def _run(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=_RUN_LIMIT_S,
     )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The folder of an experiment of six trials with 27 reports each."""
+    return written(made_experiment(6, asha=False), tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,18 @@ import json
 import math
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs as pafs
 
+from horovod_tune.analysis import analyze
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, TrialRecord
 from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.scoring import parse_limit
 
 START = 1_790_000_000.0
 SPACE = {
@@ -126,9 +129,25 @@ def made_experiment(
     return Analysis(record, Folder(pafs.LocalFileSystem(), "/made", "/made"), metric="loss", mode="min")
 
 
+def reporting(*trials: Sequence[dict[str, Any]], limits: Sequence[str] = (), **chosen: Any) -> Analysis:
+    """An experiment whose trials have these reports, compared as chosen (metric, mode, scope)."""
+    made, known = made_experiment(len(trials)), []
+    for trial, told in zip(made.trials, trials, strict=True):
+        rows = tuple(
+            {"training_iteration": number, "timestamp": START, **row} for number, row in enumerate(told, 1)
+        )
+        known.append(replace(trial, rows=rows, last_result=rows[-1] if rows else None))
+    within = [parse_limit(limit) for limit in limits]
+    return Analysis(replace(made.record, trials=tuple(known)), made.folder, limits=within, **chosen)
+
+
 def changed(analysis: Analysis, *, metric: str | None = "loss", mode: str = "min", **fields: Any) -> Analysis:
     """The experiment with other fields of its record."""
     return Analysis(replace(analysis.record, **fields), analysis.folder, metric=metric, mode=mode)
+
+
+def read(home: Path) -> Analysis:
+    return analyze(home, metric="loss", mode="min")
 
 
 def edit_state(home: Path, number: int, trial: dict[str, Any] | None = None, **run: Any) -> None:

@@ -1,13 +1,11 @@
-"""Damage to an experiment's folder, drawn from a seed: bytes, JSON values, pickles, kinds of files, names."""
+"""Damage to an experiment's folder, drawn from a seed: bytes, JSON values, kinds of files, names."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,6 @@ ODD: tuple[Any, ...] = (
     "../..", "x" * 300_000, "1" * 400, "{{data}}",
 )
 # fmt: on
-PICKLES = (
-    b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",  # a list in a list in …
-    b"\x80\x04)" + b"\x85" * 200_000 + b"N\x86.",  # a tuple in a tuple in …
-    b"\x80\x04}(" + b")" + b"\x85" * 200_000 + b"Nu.",  # … as a dictionary's key
-    b"\x80\x04Nr\xff\xff\xff\xff.",  # an index of the memo that would take 64 GB
-    b"\x80\x04cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x80\x01\x85R.",  # 6 GB of zeros
-    b"\x80\x04]\x94" + b"(h\x00h\x00e\x94" * 50 + b".",  # a list within itself
-    pickle.dumps([10**5000, {(1, 2): {3: "\ud800"}}, -0.0, {b"k": {1j}}]),
-)
 
 
 def damage(home: Path, rng: random.Random) -> str:
@@ -37,9 +26,7 @@ def damage(home: Path, rng: random.Random) -> str:
         return "nothing is left to damage"
     telling = [path for path in files if path.suffix in (".json", ".pkl", ".txt")]
     path = rng.choice(telling if telling and rng.random() < 0.9 else files)
-    kind = rng.choice(
-        (flip, cut, repeat, replace_values, replace_values, replace_values, as_pickle, other_kind, rename)
-    )
+    kind = rng.choice((flip, cut, repeat, replace_values, replace_values, replace_values, other_kind, rename))
     kind(path, rng)
     return f"{kind.__name__} {path.relative_to(home)}"
 
@@ -85,14 +72,12 @@ def _replaced(value: Any, rng: random.Random) -> Any:
         made = {key: _replaced(inner, rng) for key, inner in value.items()}
         if made and rng.random() < 0.5:
             key = rng.choice(sorted(made))
-            match rng.randrange(4):
+            match rng.randrange(3):
                 case 0:
                     made[key] = rng.choice(ODD)
                 case 1:
                     made[str(rng.choice(ODD))] = made.pop(key)
                 case 2:
-                    made[key] = {"_type": "CLOUDPICKLE_FALLBACK", "value": rng.choice(PICKLES).hex()}
-                case 3:
                     made[key] = _deep(rng.choice((40, 41, 400)))
         return made
     if isinstance(value, list):
@@ -110,13 +95,9 @@ def _deep(depth: int) -> Any:
     return value
 
 
-def as_pickle(path: Path, rng: random.Random) -> None:
-    path.write_bytes(rng.choice(PICKLES))
-
-
 def other_kind(path: Path, rng: random.Random) -> None:
     path.unlink()
-    match rng.randrange(9):
+    match rng.randrange(8):
         case 0:
             os.mkfifo(path)
         case 1:
@@ -133,15 +114,6 @@ def other_kind(path: Path, rng: random.Random) -> None:
             with path.open("wb") as file:
                 file.truncate(2**41)
         case 7:
-            with socket.socket(socket.AF_UNIX) as made:
-                here = os.open(path.parent, os.O_RDONLY)
-                try:  # a socket's path may have 108 bytes
-                    made.bind(f"/proc/self/fd/{here}/{path.name}"[:107])
-                except OSError:
-                    os.mkfifo(path)
-                finally:
-                    os.close(here)
-        case 8:
             path.write_bytes(b'{"loss": 1, "training_iteration": 1}\n' * 3 + b"\xff\xfe\xed\xa0\x80")
 
 

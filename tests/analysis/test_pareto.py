@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_experiments import changed, made_experiment, written
+from made_experiments import changed, made_experiment, reporting, written
 
 from horovod_tune.analysis import write_report
 from horovod_tune.analysis.report import render
@@ -98,12 +98,9 @@ def test_with_scope_all_every_report_counts():
 
 
 def test_with_scope_all_a_report_without_the_metrics_is_no_result():
-    (trial,) = made_experiment(1).trials
     told = [{"acc": 0.9, "lat": 10}, {"loss": 1}, {"acc": 0.95}, {"ram": 5}, {"lat": 20}, {"loss": 2}]
-    made = changed(made_experiment(1), trials=(replace(trial, rows=tuple(told)),))
     for limits, results in (((), 3), (("ram < 9",), 2)):
-        within = [parse_limit(limit) for limit in limits]
-        analysis = Analysis(made.record, made.folder, metric="acc", mode="max", scope="all", limits=within)
+        analysis = reporting(told, metric="acc", mode="max", scope="all", limits=limits)
         assert len(analysis.pareto_front({"acc": "max", "lat": "min"}).points) == results
 
 

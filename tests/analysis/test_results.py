@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_experiments import changed, made_experiment
+from made_experiments import changed, made_experiment, reporting
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis import analyze, results, series
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.scoring import parse_limit
 from horovod_tune.analysis.trial_details import hosts_of
 
 NAN, INF = math.nan, math.inf
@@ -26,12 +26,11 @@ NAN, INF = math.nan, math.inf
 )
 def test_the_best_is_what_tune_calls_best_in_memory_and_at_its_path(experiments, seen_by_driver, name):
     seen = seen_by_driver[name]
-    for what in ("best", "config", "value", "checkpoint"):
-        assert seen[f"our_{what}"] == seen[f"tune_{what}"]
+    assert seen["ours"] == seen["tune"]
     given = {} if name != "plain_run" else {"mode": "min"}
     analysis = analyze(experiments / name, **given)
-    assert analysis.best_trial.trial_id == seen["our_best"]
-    assert analysis.best_config == seen["our_config"]
+    assert analysis.best_trial.trial_id == seen["tune"]["trial"]
+    assert analysis.best_config == seen["tune"]["config"]
     assert (analysis.state, analysis.problems) == ("finished", ())
 
 
@@ -60,14 +59,9 @@ def test_without_metric_and_mode_the_error_names_what_to_pass(experiments):
         _ = analyze(experiments / "distributed", metric="accuracy").best_config
 
 
-def reporting(*values: list[float], mode: str, scope: str = "last") -> Analysis:
+def losses(*values: Sequence[float], **chosen: str) -> Analysis:
     """An experiment whose trials report these values."""
-    made = made_experiment(len(values))
-    reports = [tuple({"loss": v, "training_iteration": n} for n, v in enumerate(one, 1)) for one in values]
-    trials = tuple(
-        replace(t, rows=rows, last_result=None) for t, rows in zip(made.trials, reports, strict=True)
-    )
-    return Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode=mode, scope=scope)
+    return reporting(*([{"loss": value} for value in one] for one in values), metric="loss", **chosen)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +76,7 @@ def reporting(*values: list[float], mode: str, scope: str = "last") -> Analysis:
     ],
 )
 def test_nan_never_wins_and_of_equals_the_earlier_does(values, mode, scope, winner):
-    assert reporting(*values, mode=mode, scope=scope).best_number == winner
+    assert losses(*values, mode=mode, scope=scope).best_number == winner
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,7 @@ def test_nan_never_wins_and_of_equals_the_earlier_does(values, mode, scope, winn
     ],
 )
 def test_the_score_of_a_trial(values, mode, last, best, iteration):
-    found = reporting([0.5, 0.5], list(values), mode=mode).dataframe().iloc[1]
+    found = losses([0.5, 0.5], values, mode=mode).dataframe().iloc[1]
     assert (found["loss"], found["best_loss"]) == pytest.approx((last, best), nan_ok=True)
     assert found["best_iteration"] == iteration or (iteration is None and pd.isna(found["best_iteration"]))
 
@@ -201,46 +195,29 @@ def test_metrics_named_like_a_column_of_the_history_are_kept():
 
 
 def test_a_metric_of_some_reports_only_is_known():
-    analysis = made_experiment(2, asha=False)
-    trials = [
-        replace(trial, rows=tuple(row | ({"bleu": 0.5} if n in (5, 10) else {}) for n, row in rows))
-        for trial in analysis.trials
-        for rows in [list(enumerate(trial.rows))]
-    ]
-    assert changed(analysis, metric="bleu", mode="max", trials=tuple(trials)).best_value == 0.5
+    rows = [{"loss": 1}, {"loss": 2, "bleu": 0.5}, {"loss": 3}]
+    assert reporting(rows, rows, metric="bleu", mode="max").best_value == 0.5
 
 
 def test_tunes_own_numbers_can_be_metric_and_limit():
-    made = made_experiment(2, asha=False)
-    limits = [parse_limit("training_iteration >= 3")]
-    analysis = Analysis(made.record, made.folder, metric="time_total_s", mode="max", limits=limits)
-    assert analysis.best_value == max(trial.rows[-1]["time_total_s"] for trial in made.trials)
+    rows = [{"loss": 1, "time_total_s": seconds} for seconds in range(4)]
+    limits = ["training_iteration >= 3"]
+    analysis = reporting(rows, rows[:2], metric="time_total_s", mode="max", limits=limits)
+    assert (analysis.best_number, analysis.best_value) == (0, 3.0)
     assert analysis.is_scored and "best_time_total_s" in analysis.dataframe()
 
 
 def test_truth_values_are_numbers_but_done_is_tunes_own():
-    (made,) = made_experiment(1).trials
-    analysis = changed(
-        made_experiment(1),
-        metric="fits",
-        mode="max",
-        trials=(replace(made, rows=({"fits": False, "done": False}, {"fits": True, "done": True})),),
-    )
+    rows = [{"fits": False, "done": False}, {"fits": True, "done": True}]
+    analysis = reporting(rows, metric="fits", mode="max")
     assert analysis.best_value == 1.0
     assert "fits" in analysis.reported_numbers and "done" not in analysis.reported_numbers
 
 
 def test_with_scope_all_a_metric_keeps_its_value_until_it_is_reported_again():
-    (trial,) = made_experiment(1).trials
     told = [{"acc": 0.9, "lat": 30}, {"lat": 10}, {"acc": 0.8}, {"acc": math.nan}]
-    rows = tuple(
-        {**row, "training_iteration": number, "timestamp": trial.start_time}
-        for number, row in enumerate(told, 1)
-    )
-    made = changed(made_experiment(1), trials=(replace(trial, rows=rows, last_result=rows[-1]),))
-    limits = [parse_limit("lat <= 20")]
-    analysis = Analysis(made.record, made.folder, metric="acc", mode="max", scope="all", limits=limits)
-    assert (analysis.best_value, analysis.best_result) == (0.9, rows[1])
+    analysis = reporting(told, metric="acc", mode="max", scope="all", limits=["lat <= 20"])
+    assert (analysis.best_value, analysis.best_result["lat"]) == (0.9, 10)
     assert analysis.scores["best_iteration"].tolist() == [2]
     assert math.isnan(analysis.scores["last"][0])
     assert analysis.pareto_front({"acc": "max", "lat": "min"}).dataframe()["acc"].tolist() == [0.9]

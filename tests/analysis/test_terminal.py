@@ -98,7 +98,7 @@ def test_a_narrow_terminal_leaves_out_hyperparameters_and_counts_them():
 def test_an_invalid_number_of_rows_is_named(home, capsys):
     with pytest.raises(SystemExit):
         run("show", home, "-n", "abc")
-    assert "must be a whole number, got 'abc'" in capsys.readouterr().err
+    assert "must be a whole number and at least 1, got 'abc'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["show", "report", "export"])

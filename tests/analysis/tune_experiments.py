@@ -79,41 +79,31 @@ class KillDriver(tune.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def plan(name: str) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The trainable, its space, and what its TuneConfig and RunConfig are given besides the usual."""
+def plans() -> dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """Each trainable, its space, and what its TuneConfig and RunConfig are given besides the usual."""
     lr = {"lr": SPACE["lr"]}
-    if name == "random":
-        return train, SPACE, {"num_samples": 4}, {}
-    if name == "asha":
-        asha = ASHAScheduler(grace_period=1, max_t=9, reduction_factor=3)
-        return train, SPACE | {"epochs": 9}, {"num_samples": 9, "scheduler": asha}, {}
-    if name == "failing":
-        space = SPACE | {"fails": tune.grid_search([0, "<script>"])}
-        return train, space, {}, {"failure_config": tune.FailureConfig(max_failures=1)}
-    if name == "diverging":
-        return (
-            train,
-            SPACE | {"diverges": tune.grid_search([1, 0])},
-            {"metric": "accuracy", "mode": "max"},
-            {},
-        )
-    if name == "distributed":
-        keep = tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True, num_to_keep=2)
-        return Distributed, lr, {"num_samples": 3}, {"checkpoint_config": keep}
-    if name == "pbt":
-        pbt = PopulationBasedTraining(
-            time_attr="training_iteration",
-            perturbation_interval=2,
-            hyperparam_mutations=lr,
-            quantile_fraction=0.5,
-            synch=True,  # otherwise one trial may end on a busy machine before the other can learn from it
-        )
-        return Distributed, lr, {"num_samples": 2, "scheduler": pbt}, {}
-    if name == "no_metric":
-        return train, SPACE, {"metric": None, "mode": None}, {}
-    if name == "killed":
-        return train, SPACE, {"num_samples": 5}, {"callbacks": [KillDriver()]}
-    raise ValueError(f"no experiment is named {name!r}")
+    asha = ASHAScheduler(grace_period=1, max_t=9, reduction_factor=3)
+    pbt = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations=lr,
+        quantile_fraction=0.5,
+        synch=True,  # otherwise one trial may end on a busy machine before the other can learn from it
+    )
+    fails = SPACE | {"fails": tune.grid_search([0, "<script>"])}
+    diverges = SPACE | {"diverges": tune.grid_search([1, 0])}
+    again = tune.FailureConfig(max_failures=1)
+    keep = tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True, num_to_keep=2)
+    return {
+        "random": (train, SPACE, {"num_samples": 4}, {}),
+        "asha": (train, SPACE | {"epochs": 9}, {"num_samples": 9, "scheduler": asha}, {}),
+        "failing": (train, fails, {}, {"failure_config": again}),
+        "diverging": (train, diverges, {"metric": "accuracy", "mode": "max"}, {}),
+        "distributed": (Distributed, lr, {"num_samples": 3}, {"checkpoint_config": keep}),
+        "pbt": (Distributed, lr, {"num_samples": 2, "scheduler": pbt}, {}),
+        "no_metric": (train, SPACE, {"metric": None, "mode": None}, {}),
+        "killed": (train, SPACE, {"num_samples": 5}, {"callbacks": [KillDriver()]}),
+    }
 
 
 def shifted(config: dict[str, Any]) -> None:
@@ -141,7 +131,7 @@ def fit(name: str, folder: str) -> Any:
         return tune.run(
             train, config=SPACE, num_samples=2, name=name, storage_path=folder, verbose=0, **common
         )
-    trainable, space, tuning, running = plan(name)
+    trainable, space, tuning, running = plans()[name]
     # A new actor for each trial would be most of the tests' time.
     tuning = {"reuse_actors": True, **common, **tuning}
     # As every search of distributed trials has.
@@ -153,6 +143,12 @@ def fit(name: str, folder: str) -> Any:
         tune_config=tune.TuneConfig(**tuning),
         run_config=tune.RunConfig(name=name, storage_path=folder, verbose=0, **running),
     ).fit()
+
+
+def best_of(analysis: Any, value: float) -> dict[str, Any]:
+    checkpoint = analysis.best_checkpoint
+    best = {"trial": analysis.best_trial.trial_id, "config": analysis.best_config, "value": value}
+    return best | {"checkpoint": checkpoint.path if checkpoint else None}
 
 
 def main(folder: str, names: list[str]) -> None:
@@ -170,16 +166,8 @@ def main(folder: str, names: list[str]) -> None:
         if tunes.default_metric is None:
             continue
         ours = analyze(result)
-        seen[name] = {
-            "tune_best": tunes.best_trial.trial_id,
-            "tune_config": tunes.best_config,
-            "tune_value": tunes.best_result[tunes.default_metric],
-            "tune_checkpoint": tunes.best_checkpoint.path if tunes.best_checkpoint else None,
-            "our_best": ours.best_trial.trial_id,
-            "our_config": ours.best_config,
-            "our_value": ours.best_value,
-            "our_checkpoint": ours.best_checkpoint.path if ours.best_checkpoint else None,
-        }
+        tunes_value = tunes.best_result[tunes.default_metric]
+        seen[name] = {"tune": best_of(tunes, tunes_value), "ours": best_of(ours, ours.best_value)}
     (Path(folder) / "seen_by_driver.json").write_text(json.dumps(seen))
     ray.shutdown()
 

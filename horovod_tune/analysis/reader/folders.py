@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 from pyarrow import fs as pafs
@@ -39,8 +39,8 @@ class Entry:
 class Folder:
     """A folder of a pyarrow filesystem; `shown` is its path or URI as a user writes it.
 
-    `top` is the experiment's folder, by default this one; links may not lead out of it. `staged` is the copy
-    that the experiment's driver writes first; if a file is in both, the driver's is read.
+    Links may not lead out of `top`, the experiment's folder (by default this one). `staged` is the copy that
+    the experiment's driver writes first; if a file is in both, the driver's is read.
     """
 
     filesystem: pafs.FileSystem
@@ -82,9 +82,8 @@ class Folder:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listed:
             for item in listed:
                 stays = not item.is_symlink() or self._stays_inside(item.path)
-                with suppress(
-                    FileNotFoundError, UnicodeEncodeError
-                ):  # removed since it was listed, or not UTF-8
+                # It may have been removed since, and its name need not be UTF-8.
+                with suppress(FileNotFoundError, UnicodeEncodeError):
                     item.name.encode()
                     modified = item.stat(follow_symlinks=False).st_mtime
                     yield Entry(item.name, stays and os.path.isdir(item.path), modified)
@@ -100,29 +99,26 @@ class Folder:
         local = _on_this_machine(self.filesystem, self._inside(name))
         try:
             if local is not None:
-                with self._open_local(local) as file:
-                    _refuse_larger(os.fstat(file.fileno()).st_size)
-                    return file.read(LARGEST + 1)
+                return self._read_local(local)
             _refuse_larger(self.filesystem.get_file_info(self._inside(name)).size or 0)
             with self.filesystem.open_input_stream(self._inside(name), compression=None) as stream:
                 return stream.readall()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
 
-    def _open_local(self, local: str) -> BinaryIO:
+    def _read_local(self, local: str) -> bytes:
         if not self._stays_inside(local):
             raise UnusableFile("a link that leads out of the experiment's folder")
-        real = os.path.realpath(local)
-        mode = os.lstat(real).st_mode
-        if stat.S_ISREG(mode):
-            # No link is followed and no pipe is waited for: the file may have been replaced since.
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.fdopen(os.open(real, flags), "rb")
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISREG(mode):
-                return file
-            file.close()
-        raise IsADirectoryError(local) if stat.S_ISDIR(mode) else UnusableFile("not a regular file")
+        if os.path.isdir(local):
+            raise IsADirectoryError(local)
+        # No link is followed and no pipe is waited for: the file may have been replaced since.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.path.realpath(local), "rb", opener=lambda path, _: os.open(path, flags)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UnusableFile("not a regular file")
+            _refuse_larger(status.st_size)
+            return file.read(LARGEST + 1)
 
     def _stays_inside(self, local: str) -> bool:
         top = os.path.realpath(_on_this_machine(self.filesystem, self.top or self.path) or "/")
@@ -182,8 +178,7 @@ def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder
 def driver_folders(experiment: str) -> list[Folder]:
     """Return where drivers on this machine staged experiments of this name, newest first.
 
-    Tune writes there first and copies to the experiment's own folder every few minutes and at the end. The
-    latest results of a search that is running, or was killed, are only there.
+    Tune copies from there to the experiment's own folder every few minutes and at the end.
     """
     roots = [os.environ.get("RAY_TMPDIR"), os.environ.get("RAY_TEMP_DIR"), "/tmp/ray"]
     found: dict[str, float] = {}

@@ -1,14 +1,14 @@
 """Reads Tune's JSON into plain data of bounded depth.
 
 The files may come from anywhere. They may be nested so deeply that every later step fails, or have text that
-is not valid Unicode: `plain` cuts off or escapes such parts and reports them. No pickle is opened.
+is not valid Unicode: `plain` cuts off or escapes such parts and names them. No pickle is opened.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 DEEPEST = 32
@@ -26,38 +26,35 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def read_json(data: bytes) -> tuple[Any, list[str]]:
-    """Return JSON in UTF-8 as plain data, and descriptions of what had to be cut off or replaced.
+def read_json(data: bytes, tell: Callable[[str], object] = lambda what: None) -> Any:
+    """Return JSON in UTF-8 as plain data, and `tell` what had to be cut off or replaced.
 
     Raises `ValueError` if it is not JSON, or nested too deeply to be parsed.
     """
-    cut: list[str] = []
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("utf-8", "replace")
-        cut.append("text that is not UTF-8")
+        tell("text that is not UTF-8")
     value = parse_json(text)
-    if text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text):
-        value = plain(value, cut)
-    return value, cut
+    needs_care = text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text)
+    return plain(value, tell) if needs_care else value
 
 
-def plain(value: Any, cut: list[str] | None = None, depth: int = 0) -> Any:
-    """Return a parsed value with its depth bounded; what was left out or escaped is added to `cut`.
+def plain(value: Any, tell: Callable[[str], object] = lambda what: None, depth: int = 0) -> Any:
+    """Return a parsed value with its depth bounded, and `tell` what was left out or escaped.
 
     >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
     {'model': '<object>'}
     """
 
     def left_out(what: str) -> str:
-        if cut is not None and what not in cut:
-            cut.append(what)
+        tell(what)
         return f"<{what}>"
 
     if isinstance(value, str):
         if not value.isascii() and _SURROGATE.search(value):
-            left_out("text that is not Unicode")
+            tell("text that is not Unicode")
             return _unicode(value)
     elif isinstance(value, int):
         if value.bit_length() >= 1000:
@@ -66,10 +63,10 @@ def plain(value: Any, cut: list[str] | None = None, depth: int = 0) -> Any:
         if depth >= DEEPEST:
             return left_out(f"data nested more than {DEEPEST} deep")
         if isinstance(value, list):
-            return [plain(inner, cut, depth + 1) for inner in value]
+            return [plain(inner, tell, depth + 1) for inner in value]
         if value.get("_type") == "CLOUDPICKLE_FALLBACK":
             return OBJECT
-        return {plain(key, cut): plain(inner, cut, depth + 1) for key, inner in value.items()}
+        return {plain(key, tell): plain(inner, tell, depth + 1) for key, inner in value.items()}
     return value
 
 

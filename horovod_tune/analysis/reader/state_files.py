@@ -7,7 +7,7 @@ writes into the same folder, but its file has other trials. The format is JSON w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,12 @@ def is_state(name: str) -> bool:
 class StateFile:
     """One driver's record of its search: the trials in the order of creation, and what could not be read.
 
-    `start_time` is when the driver started (Unix time in seconds, None if not known).
+    `start_time` is when the driver started (Unix time in seconds, None if not known). `name` is empty if
+    there is no such file.
     """
 
-    name: str
-    trials: tuple[TrialRecord, ...]
+    name: str = ""
+    trials: tuple[TrialRecord, ...] = ()
     problems: tuple[Problem, ...] = ()
     metric: str | None = None
     start_time: float | None = None
@@ -41,10 +42,8 @@ class StateFile:
         return self.name.removeprefix(PREFIX).removesuffix(SUFFIX)
 
     @property
-    def unfinished(self) -> bool:
-        """Return True if the search may not have ended when the file was written."""
-        going = ("PENDING", "RUNNING", "PAUSED")
-        return not self.trials or any(trial.status in going for trial in self.trials)
+    def trial_ids(self) -> frozenset[str]:
+        return frozenset(trial.trial_id for trial in self.trials)
 
 
 def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
@@ -64,7 +63,7 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
         cut: list[str] = []
         try:
             trial, run = (_object(part) for part in pair)
-            trials.append(_trial(folder, number, trial, run, cut))
+            trials.append(_trial(folder, number, trial, run, cut.append))
         except (ValueError, TypeError, KeyError) as error:
             what = f"{type(error).__name__}: {error}"[:300]
             problems.append(Problem(f"trial {number} of the state file", what))
@@ -74,8 +73,7 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     runner, stats = mapping(state.get("runner_data")), mapping(state.get("stats"))
     # Tune writes the same time twice. A copy may have one of them changed.
     starts = (seconds(runner.get("_start_time")), seconds(stats.get("start_time")))
-    start = min(filter(None, starts), default=None)
-    metric = text_or_none(runner.get("_metric"))
+    start, metric = min(filter(None, starts), default=None), text_or_none(runner.get("_metric"))
     return StateFile(name, tuple(trials), tuple(problems), metric, start)
 
 
@@ -89,20 +87,20 @@ def _object(part: Any) -> dict[str, Any]:
 
 
 def _trial(
-    folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any], cut: list[str]
+    folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any], tell: Callable[[str], object]
 ) -> TrialRecord:
     trial_id = text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
     name = text_or_none(trial.get("custom_trial_name"))
     name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
     # Before the first report, `last_result` has only the trial's names.
     last = run.get("last_result") if "training_iteration" in mapping(run.get("last_result")) else None
-    config = plain(trial.get("config") or {}, cut)
+    config = plain(trial.get("config") or {}, tell)
     tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1" has the trial's number
     failures = run.get("num_failures")
     # Ray 1.x wrote the whole path.
     place = trial.get("relative_logdir") or str(trial.get("logdir") or "").rstrip("/").rsplit("/", 1)[-1]
     if not isinstance(place, str) or "/" in place or place in (".", "..") or "\0" in place:
-        cut.append(f"the folder {str(place)[:100]!r}")
+        tell(f"the folder {str(place)[:100]!r}")
         place = ""
     return TrialRecord(
         trial_id=trial_id,
@@ -113,7 +111,7 @@ def _trial(
         directory=folder.below(place).shown if place else "",
         start_time=seconds(run.get("start_time")),
         end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
-        last_result=mapping(plain(last, cut)) or None,
+        last_result=mapping(plain(last, tell)) or None,
         num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
         error="" if run.get("error_filename") or run.get("error_file") else None,
     )
@@ -123,7 +121,7 @@ def _trial(
 class Run:
     """One search: its state files, the newest first. `analyze(…, run=name)` selects it."""
 
-    files: tuple[StateFile, ...]
+    files: tuple[StateFile, ...] = (StateFile(),)
 
     @property
     def name(self) -> str:
@@ -135,11 +133,7 @@ class Run:
 
     @property
     def trial_ids(self) -> frozenset[str]:
-        return frozenset(trial.trial_id for file in self.files for trial in file.trials)
-
-    @property
-    def folder_names(self) -> frozenset[str]:
-        return frozenset(trial.folder_name for file in self.files for trial in file.trials)
+        return frozenset().union(*(file.trial_ids for file in self.files))
 
     @property
     def sessions(self) -> tuple[float, ...]:
@@ -154,17 +148,14 @@ def runs_of(files: Iterable[StateFile]) -> list[Run]:
     """
     runs: list[Run] = []
     for file in sorted(files, key=lambda file: file.name):
-        own = Run((file,))
-        same = [run for run in runs if run.trial_ids & own.trial_ids]
+        same = [run for run in runs if run.trial_ids & file.trial_ids]
         joined = sorted((file, *(f for run in same for f in run.files)), key=lambda f: f.name, reverse=True)
         runs = [*(run for run in runs if run not in same), Run(tuple(joined))]
     return sorted(runs, key=lambda run: run.files[0].name)
 
 
-def choose(
-    runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None
-) -> Run | None:
-    """Return the run `name`, or the one with most of `trial_ids`, or the newest; None if there is none.
+def choose(runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None) -> Run:
+    """Return the run `name`, or the one with most of `trial_ids`, or the newest; if there is none, `Run()`.
 
     Raises `ValueError` if no run has the name.
     """
@@ -176,5 +167,5 @@ def choose(
         raise ValueError(f"there is no run {name!r} in this experiment; its runs: {known}")
     if trial_ids is not None:
         common = [len(run.trial_ids & set(trial_ids)) for run in runs]
-        return runs[common.index(max(common))] if any(common) else None
-    return runs[-1] if runs else None
+        return runs[common.index(max(common))] if any(common) else Run()
+    return runs[-1] if runs else Run()

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,78 +24,66 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     """Return the trial with its reports and error text, and the problems; `folder` is the experiment's."""
     if not trial.folder_name:
         return trial, []
-    files = _TrialFiles(folder.below(trial.folder_name), trial.trial_id)
-    rows = _rows(files) or _csv_rows(files)
+    place = folder.below(trial.folder_name)
+    problems: list[Problem] = []
+
+    def tell(what: str) -> None:
+        problems.append(Problem(trial.trial_id, what))
+
+    def read(name: str) -> bytes:
+        try:
+            return place.read(name) or b""
+        except OSError as error:
+            tell(f"{name} cannot be read: {error}")
+            return b""
+
+    rows = _rows(read("result.json"), tell) or _csv_rows(read("progress.csv"), tell)
     if not rows and trial.last_result is not None:
-        files.add_problem("result.json is missing or empty; only the last report is known")
+        tell("result.json is missing or empty; only the last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
-        files.add_problem("no reports")
-    config = trial.config
+        tell("no reports")
+    config, error = trial.config, trial.error
     if trial.status == "UNKNOWN" or OBJECT in str(config):  # params.json has objects as text
-        config = _params(files, rows) or config
-    error = trial.error
+        params = read("params.json")
+        config = _params(params, tell) or config
+        if not params and not (rows and mapping(rows[-1].get("config"))):
+            tell("params.json is missing")
     if error is not None:
-        text = files.read("error.txt") or b"error.txt is missing"
+        text = read("error.txt") or b"error.txt is missing"
         if len(text) > _LARGEST_ERROR:
             half = _LARGEST_ERROR // 2
             left = b"\n[... %d bytes are left out here ...]\n" % (len(text) - 2 * half)
             text = text[:half] + left + text[-half:]
         error = text.decode("utf-8", "replace")
-    return _completed(replace(trial, config=config, error=error), rows), files.problems
+    return _completed(replace(trial, config=config, error=error), rows), problems
 
 
-class _TrialFiles:
-    """A trial's folder; `problems` lists what could not be read there."""
-
-    def __init__(self, folder: Folder, trial_id: str):
-        self._folder, self._trial_id = folder, trial_id
-        self.problems: list[Problem] = []
-
-    def add_problem(self, what: str) -> None:
-        self.problems.append(Problem(self._trial_id, what))
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            return self._folder.read(name)
-        except OSError as error:
-            self.add_problem(f"{name} cannot be read: {error}")
-            return None
-
-
-def _params(files: _TrialFiles, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    data = files.read("params.json")
-    if not data:
-        if not rows or not mapping(rows[-1].get("config")):
-            files.add_problem("params.json is missing")
-        return {}
+def _params(data: bytes, tell: Callable[[str], object]) -> dict[str, Any]:
     try:
-        config, cut = read_json(data)
+        return mapping(read_json(data or b"{}", lambda what: tell(f"params.json: {what} is left out")))
     except ValueError as error:
-        files.add_problem(f"params.json is not readable ({error})")
+        tell(f"params.json is not readable ({error})")
         return {}
-    for what in cut:
-        files.add_problem(f"params.json: {what} is left out")
-    return mapping(config)
 
 
-def _rows(files: _TrialFiles) -> list[dict[str, Any]]:
-    rows = []
-    lines = (files.read("result.json") or b"").split(b"\n")
+def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    rows, lines = [], data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        cut: list[str] = []
         try:
-            row, cut = read_json(line)
+            row = read_json(line, cut.append)
             if not isinstance(row, dict):
                 raise ValueError("not a JSON object")
         except ValueError:
             half = number == len(lines)
             what = "ends in a half-written report" if half else f"line {number} is not a report"
-            files.add_problem(f"result.json: {what}; that report is left out")
+            tell(f"result.json: {what}; that report is left out")
             continue
         rows.append({name: value if name == "config" else _with_nan(value) for name, value in row.items()})
         for what in cut:
-            files.add_problem(f"result.json: line {number}: {what} is left out")
+            tell(f"result.json: line {number}: {what} is left out")
     return rows
 
 
@@ -106,26 +94,17 @@ def _with_nan(value: Any) -> Any:
     return math.nan if value == "null" else value
 
 
-def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
+def _csv_rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
     """Return the reports in `progress.csv`, which Tune writes next to result.json, with flat names."""
-    data = files.read("progress.csv")
-    if not data:
-        return []
     rows: list[dict[str, Any]] = []
     try:
         for line in csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline="")):
-            row: dict[str, Any] = {}
-            for name, text in line.items():
-                if name is None or text is None or text == "":
-                    continue
-                if name.startswith("config/"):
-                    row.setdefault("config", {})[name.removeprefix("config/")] = _csv_value(text)
-                else:
-                    row[name] = _csv_value(text)
-            rows.append(row)
+            row = {name: _csv_value(text) for name, text in line.items() if name is not None and text}
+            config = {name: row.pop(name) for name in list(row) if name.startswith("config/")}
+            rows.append(row | {"config": {name[len("config/") :]: config[name] for name in config}})
     except csv.Error as error:
         where = f"report {len(rows) + 1} is not readable ({error})"
-        files.add_problem(f"progress.csv: {where}; it and those after it are left out")
+        tell(f"progress.csv: {where}; it and those after it are left out")
     return rows
 
 

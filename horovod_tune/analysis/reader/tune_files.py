@@ -20,6 +20,7 @@ from horovod_tune.analysis.reader.state_files import Run, StateFile, choose, is_
 from horovod_tune.analysis.reader.trial_files import with_files
 
 _TRIAL_FILES = ("result.json", "params.json", "progress.csv")
+_ENDED = ("TERMINATED", "ERROR")
 _EQUAL = 4  # this many trials with the same problem share one line
 _COPIED_S = 3600.0  # a search writes its first file within this time of its driver's start
 _READERS = 16  # threads: each request to cloud storage has a high latency (a local disk needs only one)
@@ -54,57 +55,57 @@ def read_experiment(
     entries = folder.entries()
     runs = runs_of(_state_files(folder, entries, problems))
     chosen = choose(runs, run, trial_ids)
-    others = {trial_id for other in runs if other is not chosen for trial_id in other.trial_ids}
-    state = chosen.files[0] if chosen is not None else None
+    others = [other for other in runs if other is not chosen]
     # A state file's name leads to its driver's staged copy on this machine, even if the file cannot be read.
-    name = state.name if state is not None else max(filter(is_state, (e.name for e in entries)), default="")
-    folder, state = _with_staged(folder, name, state)
+    name = chosen.files[0].name or max(filter(is_state, (entry.name for entry in entries)), default="")
+    folder, state = _with_staged(folder, name, chosen.files[0])
     listed = folder.entries() if folder.staged is not None else entries
-    trials = list(state.trials) if state is not None else []
-    problems += state.problems if state is not None else ()
-    if chosen is None or chosen is runs[-1] or trial_ids is not None:
-        taken = {trial.folder_name for trial in trials}.union(*(run.folder_names for run in runs))
-        trials += _trials_without_state(folder, listed, taken)
-    if not trials and state is None:
+    trials = list(state.trials)
+    problems += state.problems
+    if run is None or chosen is runs[-1]:
+        with_state = chain(trials, *(file.trials for one in runs for file in one.files))
+        trials += _trials_without_state(folder, listed, {trial.folder_name for trial in with_state})
+    if not trials and not state.name:
         raise ValueError(_no_experiment(folder, entries, problems))
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda trial: with_files(folder, trial), trials))
     kept: list[TrialRecord] = []
+    began = min(chosen.sessions, default=-math.inf)
+    theirs = {trial_id for other in others for trial_id in other.trial_ids}
     for trial, found in read:
         stray = trial.number < 0
-        if trial.trial_id in others or (trial_ids is not None and trial.trial_id not in trial_ids):
+        if trial.trial_id in theirs or (trial_ids is not None and trial.trial_id not in trial_ids):
             continue
-        if stray and trial_ids is None and _is_older(trial, chosen):
+        if stray and trial_ids is None and (trial.end_time or math.inf) < began - 1.0:
             problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
             continue
         kept.append(replace(trial, number=len(kept)) if stray else trial)
         problems += found
     for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
-    stamps = chosen.stamps if chosen is not None and len(runs) > 1 else {""}
+    stamps = chosen.stamps if others else {""}
     names = {entry.name for entry in listed}
     known = metadata_of(folder, names, stamps, {trial.trial_id for trial in kept}, problems)
     # Tune's state has a metric but no mode; a recorded mode counts only for its own metric.
-    metric = (state.metric if state is not None else None) or known.get("metric")
+    metric = state.metric or known.get("metric")
     if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
         known["mode"] = None
     if resources := known.pop("resources", ()):
         kept = [replace(trial, resources=resources) for trial in kept]
     # A driver writes its state all the time; other files may be the user's, such as a report.
-    theirs = {file.name for other in runs if other is not chosen for file in other.files}
-    modified = [entry.modified for entry in listed if is_state(entry.name) and entry.name not in theirs]
-    if folder.staged is None and chosen is not None and _is_copy(folder, entries, chosen, kept):
+    names -= {file.name for other in others for file in other.files}
+    modified = [entry.modified for entry in listed if is_state(entry.name) and entry.name in names]
+    if folder.staged is None and _is_copy(folder, entries, chosen, kept):
         modified = []
-    sessions = chosen.sessions if chosen is not None else ()
     return ExperimentRecord(
         name=folder.name,
         path=folder.shown,
-        run=chosen.name if chosen is not None else None,
+        run=chosen.name or None,
         runs=tuple(run.name for run in runs),
         trials=tuple(kept),
         problems=tuple(_together(problems)),
-        start_time=min((*sessions, *(trial.start_time for trial in kept if trial.start_time)), default=None),
-        sessions=sessions,
+        start_time=min(filter(None, (*chosen.sessions, *(trial.start_time for trial in kept))), default=None),
+        sessions=chosen.sessions,
         last_write=max(filter(None, (*modified, *(trial.end_time for trial in kept))), default=None),
         **(known | {"metric": metric}),
     )
@@ -113,7 +114,7 @@ def read_experiment(
 def _together(problems: Iterable[Problem]) -> list[Problem]:
     """Merge the problems that several trials have in common."""
     groups: dict[str, list[Problem]] = {}
-    for problem in problems:
+    for problem in dict.fromkeys(problems):
         groups.setdefault(problem.what, []).append(problem)
     found: list[Problem] = []
     for what, group in groups.items():
@@ -138,7 +139,7 @@ def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Proble
     return found
 
 
-def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Folder, StateFile | None]:
+def _with_staged(folder: Folder, name: str, state: StateFile) -> tuple[Folder, StateFile]:
     """Return the folder with its driver's staged copy, and the state that is there.
 
     Both are unchanged if the copy has no more than the storage, or its driver did not run on this machine.
@@ -146,18 +147,15 @@ def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Fo
     for candidate in driver_folders(folder.name) if name else ():
         with suppress(OSError):  # another user's search of the same name
             data = candidate.read(name)  # the name has the driver's start time
-            if data is not None:
-                newer = state
-                with suppress(ValueError):  # half-written
-                    newer = parse_state(data, name, folder)
-                if newer is None or state is None:
-                    return replace(folder, staged=candidate), newer
-                there, here = ({each.trial_id for each in one.trials} for one in (newer, state))
-                if here and here.isdisjoint(there):
-                    continue  # of another search that began in the same second
-                # Between two trials of a running search, all trials of the storage's state may have ended.
-                if state.unfinished or newer.trials != state.trials:
-                    return replace(folder, staged=candidate), newer
+            newer = state
+            with suppress(ValueError):  # half-written
+                newer = parse_state(data or b"", name, folder)
+            # Another search may have begun in the same second.
+            same = not state.trials or not state.trial_ids.isdisjoint(newer.trial_ids)
+            # Between two trials of a running search, all trials of the storage's state may have ended.
+            ended = bool(state.trials) and all(trial.status in _ENDED for trial in state.trials)
+            if data is not None and same and not (ended and newer.trials == state.trials):
+                return replace(folder, staged=candidate), newer
     return folder, state
 
 
@@ -173,12 +171,6 @@ def _trials_without_state(
             error = "" if "error.txt" in files else None
             found.append(TrialRecord(name, -1, name, {}, "UNKNOWN", place.shown, error=error))
     return found
-
-
-def _is_older(trial: TrialRecord, run: Run | None) -> bool:
-    """Return True if a trial ended before the search began: another search, whose state is lost, ran it."""
-    began = run.sessions[0] if run is not None and run.sessions else -math.inf
-    return trial.end_time is not None and trial.end_time < began - 1.0
 
 
 def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[Problem]) -> str:

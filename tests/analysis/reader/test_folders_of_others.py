@@ -11,22 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_experiments import changed, edit_state, made_experiment, written
+from made_experiments import changed, edit_state, made_experiment, read
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.reader import folders
 from horovod_tune.analysis.reader.folders import open_folder
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import varying_parameters
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return written(made_experiment(6, asha=False), tmp_path)
-
-
-def read(home: Path) -> Analysis:
-    return analyze(home, metric="loss", mode="min")
 
 
 def state_file(home: Path) -> Path:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_experiments import edit_state, made_experiment, written
+from made_experiments import edit_state, read
 from ray import tune
 
 from horovod_tune.analysis import analyze
@@ -18,45 +18,21 @@ from horovod_tune.analysis.experiment_metadata import space_metadata
 from horovod_tune.analysis.reader.records import Domain
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return written(made_experiment(6, asha=False), tmp_path)
-
-
 def folder_of(home: Path, number: int) -> Path:
     return home / f"train_abcd1_{number:05d}"
 
 
-def read(home: Path):
-    return analyze(home, mode="min")
-
-
-def test_a_whole_folder_has_no_problems(home):
-    analysis = read(home)
-    assert analysis.problems == ()
-    assert len(analysis.trials) == 6
-    assert [trial.number for trial in analysis.trials] == list(range(6))
-
-
-def test_a_half_written_report_costs_that_report(home):
+def test_a_report_that_is_broken_or_half_written_costs_that_report(home):
     result = folder_of(home, 2) / "result.json"
-    result.write_bytes(result.read_bytes()[:-40])
-    analysis = read(home)
-    (problem,) = analysis.problems
-    assert str(problem) == "abcd1_00002: result.json: ends in a half-written report; that report is left out"
-    assert len(analysis.trials[2].rows) == 26
-
-
-def test_a_broken_line_costs_that_line(home):
-    result = folder_of(home, 1) / "result.json"
-    lines = result.read_bytes().split(b"\n")
+    lines = result.read_bytes()[:-40].split(b"\n")
     lines[3] = b"\xff\xfe\x00 no JSON"
     result.write_bytes(b"\n".join(lines))
     analysis = read(home)
     assert [str(problem) for problem in analysis.problems] == [
-        "abcd1_00001: result.json: line 4 is not a report; that report is left out"
+        "abcd1_00002: result.json: line 4 is not a report; that report is left out",
+        "abcd1_00002: result.json: ends in a half-written report; that report is left out",
     ]
-    assert len(analysis.trials[1].rows) == 26
+    assert len(analysis.trials[2].rows) == 25
 
 
 def test_nan_that_tune_wrote_as_text_is_nan(home):
@@ -85,7 +61,7 @@ def test_a_lost_result_file_leaves_the_last_report(home):
 def test_a_broken_state_file_leaves_the_trials_folders(home):
     (state,) = home.glob("experiment_state-*.json")
     state.write_text(state.read_text()[:500])
-    analysis = analyze(home, metric="loss", mode="min")
+    analysis = read(home)
     assert len(analysis.trials) == 6
     assert analysis.best_value == read_value(analysis)
     assert any("not readable as JSON" in problem.what for problem in analysis.problems)
@@ -272,19 +248,16 @@ def test_trials_that_began_after_the_last_copy_are_found_if_all_in_the_copy_have
     assert [len(trial.rows) for trial in read(home).trials] == [27] * 6
 
 
-def test_a_finished_experiment_is_read_only_from_its_storage(home, tmp_path, monkeypatch):
+@pytest.mark.parametrize("of_another_search", [False, True])
+def test_a_finished_experiment_and_another_one_are_not_read_from_a_drivers_folder(
+    home, tmp_path, monkeypatch, of_another_search
+):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
     other = staged(home, tmp_path / "ray")
-    (other / "train_abcd1_00000" / "result.json").write_text("{" * 10**6)
-    assert read(home).problems == ()
-
-
-def test_another_search_of_the_same_name_is_not_mixed_in(home, tmp_path, monkeypatch):
-    unfinished(home, 5)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
-    other = staged(home, tmp_path / "ray")
-    (state,) = other.glob("experiment_state-*.json")
-    state.rename(other / "experiment_state-2026-11-20_13-00-00.json")
+    if of_another_search:
+        unfinished(home, 5)
+        (state,) = other.glob("experiment_state-*.json")
+        state.rename(other / "experiment_state-2026-11-20_13-00-00.json")
     (other / "train_abcd1_00000" / "result.json").write_text("{" * 10**6)
     assert read(home).problems == ()
 

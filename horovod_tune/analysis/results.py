@@ -121,14 +121,12 @@ class Analysis:
     def reported_numbers(self) -> tuple[str, ...]:
         """The names under which trials reported numbers, without those that Tune adds."""
         names: dict[str, None] = {}
-        for trial in self.trials:
-            for key, value in chain.from_iterable(
-                row.items() for row in (*trial.rows, trial.last_result or {})
-            ):
-                if key in names or key == "config" or isinstance(value, str):
-                    continue
-                flat = frames.flatten({key: value})
-                names |= {name: None for name, number in flat.items() if type(number) in (int, float, bool)}
+        rows = chain.from_iterable((*trial.rows, trial.last_result or {}) for trial in self.trials)
+        for key, value in chain.from_iterable(row.items() for row in rows):
+            if key in names or key == "config" or isinstance(value, str):
+                continue
+            flat = frames.flatten({key: value})
+            names |= {name: None for name, number in flat.items() if type(number) in (int, float, bool)}
         return tuple(name for name in names if name not in TUNES_OWN)
 
     @property
@@ -293,11 +291,8 @@ class Analysis:
     @property
     def best_result_df(self) -> pd.DataFrame:
         """The best result as a frame of one row, indexed by the trial's id."""
-        result = self.best_result
-        flat = frames.flatten({key: value for key, value in result.items() if key != "config"})
-        flat |= frames.flatten(self.best_config, "config/")
-        flat["trial_id"] = self.best_trial.trial_id
-        return frames.frame([flat]).set_index("trial_id")
+        best = self.best_result | {"config": self.best_config, "trial_id": self.best_trial.trial_id}
+        return frames.frame([frames.flatten(best)]).set_index("trial_id")
 
     @property
     def best_checkpoint(self) -> Any:

@@ -126,17 +126,12 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
     if not rows:
         return trial
     last, status, trial_id = rows[-1], trial.status, trial.trial_id
-    end = trial.end_time
     if status == "PENDING" and iteration_of(last) != iteration_of(trial.last_result or {}):
         status = "RUNNING"  # it has reported since the state was written; if not, it waits to continue
     if status == "UNKNOWN":
         trial_id = str(last.get("trial_id", trial_id))
         status = "ERROR" if trial.error is not None else "UNKNOWN"
         status = "TERMINATED" if last.get("done") is True else status
-    stamp = seconds(last.get("timestamp"))
-    if stamp is not None and (end is None or stamp > end):
-        end = stamp
-    config = trial.config or mapping(last.get("config"))
     start = trial.start_time
     first, spent = seconds(rows[0].get("timestamp")), seconds(rows[0].get("time_total_s"))
     if start is None and first is not None and spent is not None:
@@ -147,7 +142,7 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
         status=status,
         trial_id=trial_id,
         start_time=start,
-        end_time=end,
-        config=config,
+        end_time=max(filter(None, (trial.end_time, seconds(last.get("timestamp")))), default=None),
+        config=trial.config or mapping(last.get("config")),
         last_result={**(trial.last_result or {}), **last},
     )

@@ -12,18 +12,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-# In bytes, by environment variable.
+# By environment variable: the parameter of glibc's `mallopt`, and its value in bytes.
 SETTINGS = {
     # Free memory at the end of a heap is kept up to this size.
-    "MALLOC_TRIM_THRESHOLD_": 256 << 20,
+    "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20),
     # As large as the heap of a thread, so that empty heaps are kept too. Untouched padding uses no memory.
-    "MALLOC_TOP_PAD_": 64 << 20,
+    "MALLOC_TOP_PAD_": (-2, 64 << 20),
     # The largest value that glibc accepts. Larger blocks come from the kernel and go back to it.
-    "MALLOC_MMAP_THRESHOLD_": 32 << 20,
+    "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20),
 }
-
-# The same settings as parameters of glibc's `mallopt`.
-_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}
 
 
 def keep_freed_memory() -> bool:
@@ -31,7 +28,7 @@ def keep_freed_memory() -> bool:
     mallopt = _of_libc("mallopt")
     if mallopt is None or is_set_by_user(os.environ):
         return False
-    return all([mallopt(_MALLOPT[name], value) for name, value in SETTINGS.items()])
+    return all([mallopt(parameter, value) for parameter, value in SETTINGS.values()])
 
 
 def release_freed_memory() -> None:

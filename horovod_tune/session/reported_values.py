@@ -24,9 +24,6 @@ def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         MetricsError: ``metrics`` is not a dict.
-
-    >>> merge_metrics({"loss": 0.5}, {"epoch": 1})
-    {'loss': 0.5, 'epoch': 1}
     """
     if metrics is not None and not isinstance(metrics, Mapping):
         raise MetricsError(
@@ -119,12 +116,7 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def _plain_key(key: Any) -> Any:
-    """Return a dict's key, as a plain value if it is a NumPy scalar or of a subclass of str, int or float.
-
-    >>> import numpy
-    >>> _plain_key(numpy.str_("cat")), _plain_key(numpy.int64(3)), _plain_key((1, 2))
-    ('cat', 3, (1, 2))
-    """
+    """Return a dict's key, as a plain value if it is a NumPy scalar or of a subclass of str, int or float."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(key, numpy.generic):
         key = key.item()

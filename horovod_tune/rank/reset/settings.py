@@ -160,7 +160,11 @@ def _python_settings() -> Iterator[Setting]:
 
 
 def _torch_settings(torch: Any) -> Iterator[Setting]:
-    yield Setting("torch's random state", lambda: torch.get_rng_state().numpy().tobytes(), _rng_writer(torch))
+    yield Setting(
+        "torch's random state",
+        lambda: torch.get_rng_state().numpy().tobytes(),
+        lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
+    )
     yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield Setting("the number of threads", torch.get_num_threads, torch.set_num_threads, always=True)
     yield Setting("the number of torch's inter-op threads", torch.get_num_interop_threads)
@@ -221,10 +225,6 @@ def _read_by_setting(torch: Any) -> tuple[Any, ...]:
 def _memory_fraction(cuda: Any) -> float:
     devices = range(cuda.device_count() if cuda.is_initialized() else 0)
     return min(map(cuda.get_per_process_memory_fraction, devices), default=1.0)
-
-
-def _rng_writer(torch: Any) -> Callable[[bytes], Any]:
-    return lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _read_collection(module: Any, name: str) -> Any:

@@ -17,8 +17,8 @@ import gc
 import itertools
 import operator
 import sys
-from collections.abc import Collection, Iterable
-from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, ModuleType
+from collections.abc import Callable, Collection, Iterable
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 # This package and what it uses change all the time. The last six are tables of thousands of constants.
@@ -124,9 +124,8 @@ class Watch:
         # By the id of the owner.
         self._containers: dict[int, _Container] = {}
         self._parts: dict[FunctionType, tuple[Any, ...]] = {}
-        # By package: caches of functions, and variables of closures with their values.
-        self._caches: dict[str, list[Any]] = {}
-        self._cells: dict[str, list[tuple[CellType, Any]]] = {}
+        # By package: what clears its functions' caches and restores the variables of its closures.
+        self._restores: dict[str, list[Callable[[], Any]]] = {}
         # What imports of libraries have put into containers of other modules.
         self.registered: list[Any] = []
 
@@ -166,7 +165,7 @@ class Watch:
                     members.append(member.__wrapped__)
                     # Of another one, the module may hold what is in it.
                     if member.cache_info().currsize == 0:
-                        self._caches.setdefault(package, []).append(member)
+                        self._restores.setdefault(package, []).append(member.cache_clear)
                     continue
                 for cell in member.__closure__ or ():
                     try:
@@ -174,7 +173,8 @@ class Watch:
                     except ValueError:  # it is empty
                         continue
                     members.append(value)
-                    self._cells.setdefault(package, []).append((cell, value))
+                    restore = functools.partial(setattr, cell, "cell_contents", value)
+                    self._restores.setdefault(package, []).append(restore)
                     if not issubclass(type(value), _LEAF_TYPES):
                         self._add(value, f"{module.__name__}.{member.__qualname__}", package, depth=0)
 
@@ -188,8 +188,9 @@ class Watch:
             self._add(_attributes_of(owner, package), name, package, depth)
         for key, value in container.items.items():
             if type(value) is FunctionType:
-                for registry in filter(_is_proxy, vars(value).values()):  # of functools.singledispatch
-                    self._add(registry, f"{name}.{key}.registry", package, depth=0)
+                for registry in vars(value).values():
+                    if type(registry) is MappingProxyType:  # of functools.singledispatch
+                        self._add(registry, f"{name}.{key}.registry", package, depth=0)
                 has_defaults = value.__defaults__ or value.__kwdefaults__
                 if has_defaults or str(value.__module__).startswith(_WITH_FUNCTIONS):
                     self._parts[value] = _parts_of(value)
@@ -210,8 +211,7 @@ class Watch:
             for function in [each for each in self._parts if top_level(str(each.__module__)) in packages]:
                 del self._parts[function]
             for package in packages:
-                self._caches.pop(package, None)
-                self._cells.pop(package, None)
+                self._restores.pop(package, None)
 
     def differing(self) -> dict[int, _Container]:
         """Return the containers whose contents have changed, with their present contents."""
@@ -236,15 +236,12 @@ class Watch:
 
     def restore(self) -> list[str]:
         """Restore what can be restored; return the other changes."""
-        for cache in itertools.chain.from_iterable(self._caches.values()):
-            cache.cache_clear()
-        for cell, value in itertools.chain.from_iterable(self._cells.values()):
-            cell.cell_contents = value
-        now_parts = list(map(_read_parts, self._parts))
+        for restore in itertools.chain.from_iterable(self._restores.values()):
+            restore()
         changed = []
-        if not _are_equal(now_parts, list(self._parts.values())):  # in C, since few ever change
-            parts = zip(self._parts.items(), now_parts, strict=True)
-            changed = [each for (each, then), now in parts if not _are_equal(then, now)]
+        # First in C, since few ever change.
+        if not _are_equal(list(map(_read_parts, self._parts)), list(self._parts.values())):
+            changed = [each for each, then in self._parts.items() if not _are_equal(then, _read_parts(each))]
         names = (f"{each.__module__}.{each.__qualname__}" for each in changed)
         problems = [name for name in names if not _is_bookkeeping(name)]
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
@@ -353,16 +350,15 @@ _HAS_COUNTERS = _has_counters()
 
 
 def _items(contents: Any) -> dict[Any, Any]:
-    # By the built-in types' methods: a subclass's may do anything (Transformers' import every model).
+    # By the built-in types' methods: a subclass's may do anything (Transformers' import every model), and
+    # dict.copy() calls some of them.
     if isinstance(contents, list):
         return dict(enumerate(list.copy(contents)))
     if isinstance(contents, set):
         return {each: each for each in set.copy(contents)}
-    return dict.copy(contents) if isinstance(contents, dict) else contents.copy()
-
-
-def _is_proxy(value: Any) -> bool:
-    return type(value) is MappingProxyType
+    if type(contents) in (dict, MappingProxyType):
+        return contents.copy()  # type: ignore[no-any-return]
+    return dict(dict.items(contents))
 
 
 def _belongs(module: Any, package: str) -> bool:

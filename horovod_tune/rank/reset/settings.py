@@ -38,8 +38,10 @@ _COLLECTIONS: tuple[tuple[Any, str], ...] = (
     *((warnings, "filters"), (logging, "_levelToName"), (logging, "_nameToLevel")),
 )
 # Settings that imports of libraries change.
-_SET_BY_IMPORTS = ("warnings.filters", "sys.meta_path", "sys.path_hooks", "loggers")
-_SET_BY_IMPORTS += ("logging._levelToName", "logging._nameToLevel")
+_SET_BY_IMPORTS = (
+    *("warnings.filters", "sys.meta_path", "sys.path_hooks", "loggers"),
+    *("logging._levelToName", "logging._nameToLevel"),
+)
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL)
 
@@ -263,7 +265,7 @@ _OF_PLACE = {"name", "parent", "manager", "_cache"}
 def _loggers() -> dict[Any, dict[str, Any]]:
     """Return what is set on every logger, and on its handlers."""
     others = list(logging.root.manager.loggerDict.values())
-    loggers = [logging.root, *(each for each in others if isinstance(each, logging.Logger))]
+    loggers: list[Any] = [logging.root, *(each for each in others if isinstance(each, logging.Logger))]
     handlers = itertools.chain.from_iterable(each.handlers for each in loggers)
     return {each: _attributes(each) for each in (*loggers, *handlers)}
 

@@ -100,12 +100,12 @@ class _Container(NamedTuple):
     owner: Any
     contents: Any  # a mapping, list or set
     counter: ctypes.c_uint64  # where CPython counts the changes of the contents
-    count: int  # their number at the snapshot
+    changes: int  # their number at the snapshot
     items: dict[Any, Any]  # the snapshot, by key, index or element
 
     def now(self) -> _Container:
-        count = self.counter.value if self.counter is not _NO_COUNTER else _UNKNOWN
-        return self._replace(count=count, items=_items(self.contents))  # in this order, for other threads
+        changes = self.counter.value if self.counter is not _NO_COUNTER else _UNKNOWN
+        return self._replace(changes=changes, items=_items(self.contents))  # in this order, for other threads
 
     def has_changed(self) -> bool:
         try:
@@ -114,7 +114,7 @@ class _Container(NamedTuple):
             return True
 
 
-_read_counter, _read_count = operator.attrgetter("counter.value"), operator.attrgetter("count")
+_read_counter, _read_changes = operator.attrgetter("counter.value"), operator.attrgetter("changes")
 
 
 class Watch:
@@ -217,7 +217,7 @@ class Watch:
         """Return the containers whose contents have changed, with their present contents."""
         found = {}
         containers = list(self._containers.values())  # another thread may import meanwhile
-        have_changes = map(operator.ne, map(_read_counter, containers), map(_read_count, containers))
+        have_changes = map(operator.ne, map(_read_counter, containers), map(_read_changes, containers))
         for container in itertools.compress(containers, have_changes):
             if container.has_changed():
                 with contextlib.suppress(RuntimeError):  # a library's thread changes it meanwhile
@@ -232,7 +232,7 @@ class Watch:
             new = {key: value for key, value in now.items.items() if then.get(key, _MISSING) is not value}
             self.registered += [*new, *new.values()]
             items = known.items | new if number in before else now.items
-            self._containers[number] = known._replace(count=_UNKNOWN, items=items)
+            self._containers[number] = known._replace(changes=_UNKNOWN, items=items)
 
     def restore(self) -> list[str]:
         """Restore what can be restored; return the other changes."""

@@ -17,6 +17,7 @@ from typing import Any
 import msgpack
 
 from horovod_tune.channel.packing import MalformedMessage, pack, unpack
+from horovod_tune.messages import FailureKind
 
 # By kind: the type of each field.
 Schema = Mapping[str, Mapping[str, type | tuple[type, ...]]]
@@ -75,6 +76,8 @@ def check(message: Any, schema: Schema) -> dict[str, Any]:
             raise MalformedMessage(
                 f"{message!r:.200} has a field of the wrong type: {name} is {message[name]!r:.80}"
             )
+    if message["kind"] == "failed" and message["failure_kind"] not in {kind.value for kind in FailureKind}:
+        raise MalformedMessage(f"{message!r:.200} has an unknown failure_kind")
     return message
 
 

@@ -258,9 +258,10 @@ def end_processes(processes: Sequence[tuple[int, float]]) -> None:
     waiting = []
     for pid, started in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            # Pids are reused: another start time means another process.
+            # Pids are reused: another start time means another process. Before psutil 7.2, this sets the boot
+            # time by which `kill` recognises the process.
             if abs(process_start(pid) - started) < 1.0:
+                process = psutil.Process(pid)
                 waiting.append(process)
                 if process.status() == psutil.STATUS_STOPPED:
                     process.kill()

@@ -234,7 +234,8 @@ class Supervisor:
                 self._changed.notify_all()
 
     def _add(self, info: RankInfo, pid: int, descriptors: list[int]) -> None:
-        control, output = (*descriptors, os.memfd_create("no_output"))[:2]
+        control, *outputs = descriptors
+        output = outputs[0] if outputs else os.memfd_create("no_output")
         rank = RankProcess(info, pid, Channel(socket.socket(fileno=control), RANK_MESSAGES), output)
         self.ranks.append(rank)
         self.ranks.sort(key=lambda each: each.info.local_rank)

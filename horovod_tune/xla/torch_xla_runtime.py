@@ -101,7 +101,8 @@ class TorchXla:
 
         It is ``DISCONNECTED`` if another rank's end caused the error: the traceback then shows no cause.
         """
-        text, is_runtime_error = str(error), isinstance(error, RuntimeError)
+        is_runtime_error = isinstance(error, RuntimeError)
+        text = str(error) if is_runtime_error or isinstance(error, ValueError) else ""
         # The prefixes of the runtime's status codes for a peer that has ended (absl's canonical errors).
         gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
         # Gloo's own errors name a place in its source.
@@ -110,8 +111,7 @@ class TorchXla:
             return FailureKind.DISCONNECTED, ""
         # torch_xla's messages if it cannot launch processes.
         begins = ("Runtime is already initialized", "Unsupported nprocs")
-        nested = (is_runtime_error or isinstance(error, ValueError)) and text.startswith(begins)
-        return FailureKind.RAISED, _LAUNCHED_ALREADY if nested else ""
+        return FailureKind.RAISED, _LAUNCHED_ALREADY if text.startswith(begins) else ""
 
     def operations(self) -> int:
         """Return a number that changes when this process does anything with its device."""

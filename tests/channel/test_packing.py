@@ -154,13 +154,14 @@ def test_a_length_beyond_bounds_or_an_unknown_type_is_an_error(
         {"kind": "report", "run": 1, "index": True, "metrics": {}, "checkpoint_path": None},
         {"kind": "report", "run": 1, "index": 1, "metrics": [], "checkpoint_path": None},
         {"kind": "failed", "traceback": "x"},
+        {"kind": "failed", "failure_kind": 99, "traceback": "x"},
         {"kind": "stack", "stack": 1},
         {"kind": ["report"]},
     ],
     ids=repr,
 )
 def test_what_the_other_end_may_not_send_is_an_error(message: object) -> None:
-    with pytest.raises(MalformedMessage, match=r"known kind|wrong type"):
+    with pytest.raises(MalformedMessage, match=r"known kind|wrong type|unknown failure"):
         check(msgpack.unpackb(msgpack.packb(message)), RANK_MESSAGES)
 
 

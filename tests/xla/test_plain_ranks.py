@@ -75,6 +75,27 @@ def test_a_config_may_hold_objects_of_the_scripts_own_classes(workers: Workers) 
 
 
 @pytest.mark.slow
+def test_what_two_ranks_print_at_once_arrives_whole(workers: Workers) -> None:
+    lines = 20_000
+
+    def train(config: dict[str, Any]) -> None:
+        rank = os.environ["RANK"]
+        for number in range(config["lines"]):
+            print(f"{rank} {number}")
+
+    workers.begin(train, lines=lines)
+    workers.events()
+    logs = workers.group.take_logs()
+    for rank in (0, 1):
+        text = b"".join(each.text for each in logs if each.rank == rank).decode()
+        own = [
+            line for line in text.splitlines() if line.startswith(f"{rank} ")
+        ]  # torch may warn of something
+        assert own == [f"{rank} {number}" for number in range(lines)]
+    assert workers.group.end_trial() == []
+
+
+@pytest.mark.slow
 def test_a_rank_that_leaves_by_the_back_door_is_named_though_its_status_is_0(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         import horovod_tune

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -123,15 +124,16 @@ def _check_signature(func: Callable[..., Any], name: str) -> None:
         signature = inspect.signature(unwrapped(func))
     except ValueError:
         return  # some functions written in C have no signature
+    with contextlib.suppress(ValueError):  # a partial binds what the function does not take: see below
+        signature = inspect.signature(func)
     if "checkpoint_dir" in signature.parameters:
         raise TrainingFunctionError(
             f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "
             "horovod_tune.get_checkpoint() in the function instead"
         )
     try:
-        signature = inspect.signature(func)
-        signature.bind({})
-    except (TypeError, ValueError) as error:  # a ValueError: a partial binds what the function does not take
+        inspect.signature(func).bind({})
+    except (TypeError, ValueError) as error:
         raise TrainingFunctionError(
             f"func must be callable as {name}(config) with one positional argument, got "
             f"{name}{signature}: {error}. Bind further arguments with functools.partial or with_parameters."

@@ -112,7 +112,8 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
     # A partial has no name, and functools' module.
     bound.__name__ = function_name(func)
     bound.__module__ = getattr(unwrapped(func), "__module__", bound.__module__)
-    del bound.__wrapped__  # type: ignore[attr-defined]  # its signature is not that of `func`
+    for name in ("__wrapped__", "__signature__"):  # its signature is not that of `func`
+        vars(bound).pop(name, None)
     bound._placeholder = placeholder  # type: ignore[attr-defined]
     return bound
 

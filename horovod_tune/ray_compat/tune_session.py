@@ -184,6 +184,6 @@ def prepare_rank_process() -> None:
         _MLFLOW_MODULE: _set_up_mlflow_once,
         "ray.tune": lambda _: _SESSION.fits and _REPORT.fits,
     }
-    for name in hooks.keys() & sys.modules.keys():
+    for name in [name for name in hooks if sys.modules.get(name) is not None]:  # None: its import is blocked
         hooks.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _AfterImport(hooks))

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from horovod_tune.ray_compat.compatibility import Patch, wrap
@@ -17,6 +18,8 @@ from horovod_tune.ray_compat.compatibility import Patch, wrap
 Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
 
 _OUTPUT = "ray.tune.experimental.output"
+# True while this thread runs a search without Tune's own output.
+_IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
 # The raylet's text lists possible causes, not the actual one.
 _DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
 
@@ -101,31 +104,40 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 
 @contextmanager
 def without_reporter() -> Iterator[None]:
-    """Silence Tune for a search at ``verbose=0``, where it still prints failures.
+    """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures.
 
     The raylet's paragraph on a dead process is left out too: a trial's error names the rank. In a notebook,
     Ray prints no native stack trace when the kernel ends later.
     """
-    _silence_reporter()
+    _allow_silent_reporter()
+    token = _IS_SILENT.set(True)
     try:
         with _without_raylets_deaths():
             yield
     finally:
+        _IS_SILENT.reset(token)
         _end_notebooks_quietly()
 
 
 @Patch(
     "Tune prints a box when a search starts and a table when a trial fails",
-    f"{_OUTPUT}:TuneTerminalReporter uses experiment_started on_trial_error _verbosity",
+    f"{_OUTPUT}:_detect_reporter",
+    f"{_OUTPUT}:TuneTerminalReporter.experiment_started uses tabulate",
+    f"{_OUTPUT}:TuneTerminalReporter.on_trial_error(self, iteration, trials, trial, info) uses _start_block",
+    "ray.tune.utils.callback:_create_default_callbacks uses _detect_reporter",
 ).once
-def _silence_reporter() -> None:
-    reporter = importlib.import_module(_OUTPUT).TuneTerminalReporter
-    for name in ("experiment_started", "on_trial_error"):
+def _allow_silent_reporter() -> None:
+    output = importlib.import_module(_OUTPUT)
 
-        @wrap(reporter, name)
-        def print_if_asked(original: Any, self: Any, *args: Any, **keywords: Any) -> None:
-            if self._verbosity > 0:
-                original(self, *args, **keywords)
+    class SilentReporter(output.TuneTerminalReporter):  # type: ignore[misc, name-defined]
+        def experiment_started(self, *args: Any, **keywords: Any) -> None: ...
+        def on_trial_error(self, *args: Any, **keywords: Any) -> None: ...
+
+    @wrap(output, "_detect_reporter")
+    def detect(original: Any, verbosity: Any, num_samples: int, *args: Any, **keywords: Any) -> Any:
+        if _IS_SILENT.get():
+            return SilentReporter(verbosity, num_samples=num_samples)
+        return original(verbosity, num_samples, *args, **keywords)
 
 
 @Patch(

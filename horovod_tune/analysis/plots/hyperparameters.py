@@ -104,7 +104,8 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
         "Parallel coordinates", style.joined(f"{len(known):,} trials", "orange: the best", outside)
     )
     groups = style.by_rank([trial for trial in analysis.ranked if np.isfinite(values[trial])], reach=100)
-    groups += [("best", style.BEST, [analysis.best_number])] if analysis.has_best else []
+    if analysis.best_number is not None:
+        groups.append(("best", style.BEST, [analysis.best_number]))
     for name, colour, trials in groups:
         lines = [np.column_stack([np.arange(len(axes)), heights[trial]]) for trial in trials]
         look = {"color": colour, "width": 3 if name == "best" else 1.3}
@@ -136,7 +137,9 @@ def _ticks(one: Parameter) -> list[tuple[float, str]]:
     low, high = one.limits()
     if one.kind == "category":
         every = max(1, math.ceil(len(one.categories) / 12))
-        marks = list(enumerate(one.categories))[::every]
+        marks: list[tuple[float, str]] = [
+            (rank * every, text) for rank, text in enumerate(one.categories[::every])
+        ]
     elif one.log and math.floor(high) > math.ceil(low):
         decades = range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 6)))
         marks = [(decade, f"{10.0**decade:g}") for decade in decades]

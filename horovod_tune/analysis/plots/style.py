@@ -172,7 +172,7 @@ def by_rank(ranked: Sequence[int], reach: float) -> list[tuple[str, str, list[in
     return [group for group in reversed(groups) if group[2]]
 
 
-def together(lines: Sequence[np.ndarray], texts: Sequence[str], template: str) -> dict[str, Any]:
+def together(lines: Sequence[np.ndarray], texts: np.ndarray, template: str) -> dict[str, Any]:
     """Return lines as one trace with gaps between them, as a trace for each would be slow to draw.
 
     `lines` have shape (points, 2); all points of a line have its text when they are hovered over.

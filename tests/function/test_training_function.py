@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import math
 import sys
 import threading
@@ -66,6 +67,14 @@ def _remote(config):
 
 def test_a_function_without_a_signature_is_accepted():
     check_training_function(max)
+
+
+def test_what_is_bound_is_not_asked_for_again():
+    def train(config, model): ...
+
+    train.__signature__ = inspect.signature(train)  # as decorators set it
+    check_training_function(horovod_tune.with_parameters(train, model=1))
+    check_training_function(functools.partial(lambda checkpoint_dir, config: None, "/x"))
 
 
 @pytest.mark.parametrize(

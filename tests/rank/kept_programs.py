@@ -25,6 +25,10 @@ MODULES = {
         "@functools.lru_cache(None)\ndef get_model(width):\n"
         "    torch.manual_seed(0)\n    return torch.nn.Linear(width, 1)\n"
     ),
+    "site-packages/closurepkg.py": (
+        "def _make():\n    count = [0]\n    def step():\n        count[0] += 1\n        return count[0]\n"
+        "    return step\nstep = _make()\n"
+    ),
     # Its name claims to be that of an extension module, with which a package stays in the process.
     "site-packages/extensionpkg.py": (
         "import functools\n__file__ = 'extensionpkg.so'\n"
@@ -50,6 +54,13 @@ MODULES = {
         "lib.define('twice(Tensor x) -> Tensor')\n"
         "@torch.library.impl(lib, 'twice', 'CompositeExplicitAutograd')\ndef twice(x): return 2 * x\n"
     ),
+    "beside/mypipe.py": (
+        "from torch.utils.data import IterDataPipe, functional_datapipe\n"
+        "@functional_datapipe('doubled_d')\nclass Doubled(IterDataPipe):\n"
+        "    def __init__(self, source): self.source = source\n"
+        "    def __iter__(self): return (2 * x for x in self.source)\n"
+    ),
+    "beside/mycache.py": ("import functools\n@functools.lru_cache\ndef load(width): return [0.0] * width\n"),
 }
 
 
@@ -97,6 +108,26 @@ def wraps_a_function_of_torch(config):
 
 
 @program
+def wraps_a_method_of_a_scheduler(config):
+    import torch
+    from torch.optim.lr_scheduler import StepLR
+
+    real = StepLR.get_lr
+    StepLR.get_lr = lambda self: [2 * rate for rate in real(self)]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    return StepLR(optimizer, 1).get_last_lr()
+
+
+@program
+def replaces_a_function_by_a_partial_of_it(config):
+    import functools
+
+    seen = type(torch.load).__name__
+    torch.load = functools.partial(torch.load, weights_only=False)
+    return seen
+
+
+@program
 def uses_an_installed_package_with_state(config):
     import trainpkg
 
@@ -106,6 +137,13 @@ def uses_an_installed_package_with_state(config):
     trainpkg.HISTORY.append(1)
     model.weight.data.zero_()
     return seen
+
+
+@program
+def uses_an_installed_package_with_a_closure(config):
+    import closurepkg
+
+    return closurepkg.step()
 
 
 @program
@@ -143,6 +181,17 @@ def registers_an_operator(config):
 
 
 @program
+def registers_a_tree_node(config):
+    import torch.utils._pytree as pytree
+
+    class Pair:
+        pass
+
+    pytree.register_pytree_node(Pair, lambda p: ([], None), lambda c, x: Pair(), serialized_type_name="pair")
+    return True
+
+
+@program
 def sets_the_fusion_threshold(config):
     import horovod.torch as hvd
 
@@ -164,6 +213,17 @@ def writes_a_timeline(config):
 
 
 @program
+def writes_the_log_of_autotuning(config):
+    os.environ.update(HOROVOD_AUTOTUNE="1", HOROVOD_AUTOTUNE_LOG="tuned.log")
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    hvd.allreduce(torch.ones(3), name="x")
+    return os.path.exists("tuned.log")
+
+
+@program
 def arms_a_watchdog(config):
     import faulthandler
     import time
@@ -176,7 +236,16 @@ def arms_a_watchdog(config):
 
 
 @program
+def sets_the_inter_op_threads(config):
+
+    torch.set_num_interop_threads(torch.get_num_interop_threads())
+    return torch.get_num_interop_threads()
+
+
+@program
 def adds_an_inter_op_thread(config):
+    import torch
+
     torch.set_num_interop_threads(torch.get_num_interop_threads() + 1)
     return torch.get_num_interop_threads()
 
@@ -248,6 +317,19 @@ def uses_a_script_s_own_name_of_the_environment(config):
 
 
 @program
+def sets_a_variable_after_a_report(config):
+    from horovod_tune import report
+
+    report(seen="", pid=0)
+    os.environ["OMP_NUM_THREADS"] = str(config["number"] + 2)
+    import sklearn.linear_model
+    import threadpoolctl
+
+    seen = [each for each in threadpoolctl.threadpool_info() if "scikit" in each["filepath"]]
+    return bool(sklearn), [each["num_threads"] == config["number"] + 2 for each in seen]
+
+
+@program
 def sets_the_threads_of_a_library(config):
     os.environ["OMP_NUM_THREADS"] = str(config["number"] + 2)
     import sklearn.linear_model
@@ -258,11 +340,13 @@ def sets_the_threads_of_a_library(config):
 
 
 @program
-def sets_a_variable_after_a_report(config):
-    from horovod_tune import report
+def patches_ray_and_its_own_script(config):
+    import __main__
 
-    report(seen="", pid=0)
-    return sets_the_threads_of_a_library(config)
+    seen = hasattr(__main__, "Model"), ray.get.__module__
+    __main__.Model = _Model
+    ray.get = len
+    return seen
 
 
 @program
@@ -285,6 +369,30 @@ def changes_matplotlib(config):
     pyplot.figure()
     pyplot.rcParams.update({"font.size": 33})
     return seen
+
+
+@program
+def defines_flags(config):
+    from absl import flags
+
+    flags.DEFINE_integer("rate_of_mine", 1, "")
+    return flags.FLAGS(["program"])
+
+
+@program
+def registers_a_data_pipe(config):
+    import mypipe
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    return list(IterableWrapper([1, 2]).doubled_d()), bool(mypipe)
+
+
+@program
+def caches_a_result(config):
+    import mycache
+
+    mycache.load(2).append(1.0)
+    return mycache.load(2), mycache.load.cache_info()
 
 
 @program
@@ -403,10 +511,32 @@ def changes_settings_of_libraries(config):
     import pandas
     import transformers
 
-    seen = pandas.get_option("display.max_rows"), transformers.logging.get_verbosity()
+    seen = [
+        torch.backends.mkldnn.deterministic,
+        torch.backends.cudnn.benchmark_limit,
+        torch.backends.opt_einsum.strategy,
+        torch.__future__.get_overwrite_module_params_on_conversion(),
+        torch.distributions.Distribution._validate_args,
+        getattr(torch.nn.Linear, "mine", None),
+        pandas.get_option("display.max_rows"),
+        transformers.logging.get_verbosity(),
+    ]
+    torch.backends.mkldnn.deterministic, torch.backends.cudnn.benchmark_limit = True, 3
+    torch.backends.opt_einsum.strategy, torch.nn.Linear.mine = "greedy", 1
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    torch.distributions.Distribution.set_default_validate_args(False)
     pandas.set_option("display.max_rows", 7)
     transformers.logging.set_verbosity_error()
     return seen
+
+
+@program
+def draws_random_numbers(config):
+    import numpy
+
+    torch.manual_seed(1)
+    numpy.random.seed(1)
+    return torch.rand(2).tolist(), numpy.random.rand(2).tolist()
 
 
 @program

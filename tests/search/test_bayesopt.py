@@ -82,6 +82,14 @@ def test_no_point_is_suggested_twice_in_a_small_space_until_all_have_been(caplog
     assert "all points of the search space have been suggested (15)" in record.getMessage()
 
 
+def test_sixteen_in_flight_are_spread_out() -> None:
+    loop = Loop(searcher(), {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}, in_flight=16)
+    loop.run(12, lambda config: (config["x"] - 0.3) ** 2 + (config["y"] - 0.6) ** 2)
+    points = np.array([list(config.values()) for config in [loop.start() for _ in range(16)] if config])
+    distances = np.linalg.norm(points[:, None] - points[None], axis=2)[np.triu_indices(16, 1)]
+    assert len(points) == 16 and distances.min() > 1e-3
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), np.float32("nan"), 10**400, [10**400]])
 def test_what_is_no_finite_float_counts_as_a_failure(bad: Any) -> None:
     search = searcher()
@@ -349,6 +357,7 @@ def test_an_evaluated_point_that_is_none_is_refused(parameters: Any, value: Any,
         (TWO | {"analysis": pd.DataFrame()}, ValueError, "analysis is for one metric"),
         (ONE | {"limits": ["b ~ 3"]}, ValueError, 'written like "latency_ms <= 20"'),
         (ONE | {"limits": ["b <= inf"]}, ValueError, "a finite bound, got 'b <= inf'"),
+        (ONE | {"limits": ["b =< 3"]}, ValueError, "got 'b =< 3'"),
         (ONE | {"limits": "b < 3"}, TypeError, r"limits must be a list, as in limits=\['b < 3'\]"),
         *((ONE | {"limits": each}, TypeError, "limits must be a list such as") for each in (3, None, [3])),
         (

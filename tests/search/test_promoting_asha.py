@@ -329,3 +329,10 @@ def test_the_one_that_came_furthest_goes_first():
 )
 def test_the_time_attribute_of_a_scheduler_that_ends_trainings(scheduler: Any, expected: Any) -> None:
     assert time_attr_of(scheduler) == expected
+
+
+def test_one_that_waits_higher_up_is_not_continued_for_its_place_lower_down() -> None:
+    rungs = Rungs([1, 2], factor=2)
+    for trial, time in (("a", 2), ("b", 2), ("c", 1), ("d", 1)):
+        rungs.reach(trial, time, -ord(trial))
+    assert [rungs.next(), rungs.next()] == ["a", None]

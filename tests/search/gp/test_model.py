@@ -204,6 +204,15 @@ def test_draws_have_the_mean_and_the_variance_of_the_posterior() -> None:
     assert found[50:].var(axis=0) == pytest.approx(np.full(3, 0.5), abs=0.08)
 
 
+def test_a_chain_stays_where_it_is_when_nothing_near_is_as_probable() -> None:
+    class Needle(Normal):
+        def log_likelihood(self, theta: np.ndarray) -> float:
+            return 0.0 if np.all(theta == 5.0) else -np.inf
+
+    (only,) = draws(Needle(), np.full(3, 5.0), 1, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert only.tolist() == [5.0, 5.0, 5.0]
+
+
 def test_the_average_is_that_of_the_expectations_not_of_their_logarithms() -> None:
     models = fitted(X[:12], Y[:12]).drawn(3, seed=2)
     assert len({tuple(each.covariance.hyperparameters.lengths) for each in models}) > 1

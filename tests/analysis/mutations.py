@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def _deep(depth: int) -> Any:
 
 def other_kind(path: Path, rng: random.Random) -> None:
     path.unlink()
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0:
             os.mkfifo(path)
         case 1:
@@ -114,6 +115,8 @@ def other_kind(path: Path, rng: random.Random) -> None:
             with path.open("wb") as file:
                 file.truncate(2**41)
         case 7:
+            os.mknod(path, stat.S_IFSOCK | 0o600)
+        case 8:
             path.write_bytes(b'{"loss": 1, "training_iteration": 1}\n' * 3 + b"\xff\xfe\xed\xa0\x80")
 
 

@@ -7,7 +7,9 @@ import json
 import os
 import random
 import shutil
+import stat
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,8 @@ from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.progress import ProgressCallback
 from horovod_tune.analysis.reader.folders import UnusableFile, open_folder
 from horovod_tune.analysis.reader.plain_values import plain, read_json
+from horovod_tune.analysis.reader.state_files import parse_state
+from horovod_tune.analysis.reader.trial_files import with_files
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.results import Analysis
 
@@ -69,6 +73,21 @@ def test_what_is_deep_is_cut_off():
     assert cut == ["data nested more than 32 deep"]
 
 
+def test_what_is_cut_off_a_thousand_times_is_named_once(home):
+    deep: object = []
+    for _ in range(40):
+        deep = [deep]
+    (trial, *_), many = read(home).trials, [deep] * 1000
+    edit_state(home, 0, {"config": {"many": many}})
+    (state,) = home.glob("experiment_state-*.json")
+    assert len(parse_state(state.read_bytes(), state.name, open_folder(home)).problems) == 1
+    for name in ("result.json", "params.json"):
+        (home / trial.folder_name / name).write_text(json.dumps({"many": many}))
+    _, problems = with_files(open_folder(home), replace(trial, status="UNKNOWN"))
+    what = "data nested more than 32 deep is left out"
+    assert [each.what for each in problems] == [f"result.json: line 1: {what}", f"params.json: {what}"]
+
+
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b"1" * 5000, b"{", b"\xff"])
 def test_json_that_cannot_be_read_is_a_value_error(data):
     with pytest.raises(ValueError):
@@ -87,19 +106,20 @@ def test_texts_and_numbers_of_json_can_always_be_written_out():
     }
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "outside", "loop"])
-def test_what_is_no_file_of_the_experiment_is_not_opened(home, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "outside", "loop"])
+def test_what_is_no_file_of_the_experiment_is_not_opened(home, tmp_path, kind, monkeypatch):
     secret = tmp_path / "secret"
     secret.write_text("TOP SECRET")
     edit_state(home, 2, error_filename="error.txt")
     for number, name in enumerate(("result.json", "error.txt", "params.json"), start=1):
         place = home / f"train_abcd1_0000{number}" / name
         place.unlink(missing_ok=True)
-        if kind == "fifo":
-            os.mkfifo(place)
+        if kind in ("fifo", "socket"):
+            os.mknod(place, 0o600 | (stat.S_IFIFO if kind == "fifo" else stat.S_IFSOCK))
         else:
             place.symlink_to({"device": "/dev/zero", "outside": secret, "loop": place}[kind])
-        with pytest.raises(OSError):
+        with monkeypatch.context() as opening, pytest.raises(UnusableFile):
+            opening.setattr(os, "open", None)
             open_folder(home).below(place.parent.name).read(name)
     analysis = read(home)
     assert len(analysis.trials) == 6

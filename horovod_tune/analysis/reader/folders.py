@@ -28,11 +28,15 @@ class UnusableFile(OSError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file or folder directly in another; `modified` is Unix time in seconds, None if not known."""
+    """One file or folder directly in another; `modified` is Unix time in seconds, None if not known.
+
+    `odd_name` is True if the name is not UTF-8; `name` is then escaped, and nothing can open it.
+    """
 
     name: str
     is_dir: bool
     modified: float | None
+    odd_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,7 @@ class Folder:
         return self.path.rstrip("/").rsplit("/", 1)[-1]
 
     def entries(self) -> list[Entry]:
-        """Return the entries directly in the folder, and those of its staged copy; empty if there is neither.
-
-        Names that are not UTF-8, which nothing could open, are left out.
-        """
+        """Return the entries directly in the folder and in its staged copy; empty if there is neither."""
         found = self.staged.entries() if self.staged is not None else []
         local = _on_this_machine(self.filesystem, self.path)
         if local is not None:
@@ -79,14 +80,15 @@ class Folder:
         return sorted(found, key=lambda entry: entry.name)
 
     def _local_entries(self, local: str) -> Iterator[Entry]:
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listed:
+        # Within an experiment, a folder that may not be listed (`lost+found`) counts as empty.
+        passed = (OSError,) if self.top is not None else (FileNotFoundError, NotADirectoryError)
+        with suppress(*passed), os.scandir(local) as listed:
             for item in listed:
                 stays = not item.is_symlink() or self._stays_inside(item.path)
-                # It may have been removed since, and its name need not be UTF-8.
-                with suppress(FileNotFoundError, UnicodeEncodeError):
-                    item.name.encode()
+                text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
+                with suppress(FileNotFoundError):  # removed since it was listed
                     modified = item.stat(follow_symlinks=False).st_mtime
-                    yield Entry(item.name, stays and os.path.isdir(item.path), modified)
+                    yield Entry(text, stays and os.path.isdir(item.path), modified, text != item.name)
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None if there is no such file.
@@ -111,6 +113,8 @@ class Folder:
             raise UnusableFile("a link that leads out of the experiment's folder")
         if os.path.isdir(local):
             raise IsADirectoryError(local)
+        if not stat.S_ISREG(os.lstat(os.path.realpath(local)).st_mode):  # opening a device may have effects
+            raise UnusableFile("not a regular file")
         # No link is followed and no pipe is waited for: the file may have been replaced since.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.path.realpath(local), "rb", opener=lambda path, _: os.open(path, flags)) as file:

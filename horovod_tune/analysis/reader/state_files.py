@@ -60,10 +60,10 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     trials: list[TrialRecord] = []
     problems: list[Problem] = []
     for number, pair in enumerate(pairs):
-        cut: list[str] = []
+        cut: dict[str, None] = {}  # each once: a hostile file has millions
         try:
             trial, run = (_object(part) for part in pair)
-            trials.append(_trial(folder, number, trial, run, cut.append))
+            trials.append(_trial(folder, number, trial, run, cut.setdefault))
         except (ValueError, TypeError, KeyError) as error:
             what = f"{type(error).__name__}: {error}"[:300]
             problems.append(Problem(f"trial {number} of the state file", what))

@@ -25,10 +25,10 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     if not trial.folder_name:
         return trial, []
     place = folder.below(trial.folder_name)
-    problems: list[Problem] = []
+    problems: dict[Problem, None] = {}  # each once
 
     def tell(what: str) -> None:
-        problems.append(Problem(trial.trial_id, what))
+        problems.setdefault(Problem(trial.trial_id, what))
 
     def read(name: str) -> bytes:
         try:
@@ -55,7 +55,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             left = b"\n[... %d bytes are left out here ...]\n" % (len(text) - 2 * half)
             text = text[:half] + left + text[-half:]
         error = text.decode("utf-8", "replace")
-    return _completed(replace(trial, config=config, error=error), rows), problems
+    return _completed(replace(trial, config=config, error=error), rows), list(problems)
 
 
 def _params(data: bytes, tell: Callable[[str], object]) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        cut: list[str] = []
+        cut: dict[str, None] = {}  # each once: a hostile line has millions
         try:
-            row = read_json(line, cut.append)
+            row = read_json(line, cut.setdefault)
             if not isinstance(row, dict):
                 raise ValueError("not a JSON object")
         except ValueError:

@@ -53,6 +53,8 @@ def read_experiment(
     """
     problems: list[Problem] = []
     entries = folder.entries()
+    problems += [Problem(e.name, "its name is not UTF-8; it is left out") for e in entries if e.odd_name]
+    entries = [entry for entry in entries if not entry.odd_name]
     runs = runs_of(_state_files(folder, entries, problems))
     chosen = choose(runs, run, trial_ids)
     others = [other for other in runs if other is not chosen]

@@ -98,6 +98,18 @@ def test_a_file_that_vanishes_while_its_folder_is_listed_is_left_out_alone(home,
     assert found == names[1:]
 
 
+def test_a_subfolder_that_may_not_be_listed_is_passed_over_and_an_odd_name_is_named(home, monkeypatch):
+    def refused(place: str, scandir=os.scandir):
+        if Path(place).name == "lost+found":
+            raise PermissionError(13, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(folders.os, "scandir", refused)
+    (home / "lost+found").mkdir()
+    (home / os.fsdecode(b"a\xff")).touch()
+    assert list(map(str, read(home).problems)) == ["a\\xff: its name is not UTF-8; it is left out"]
+
+
 def test_a_trial_of_an_earlier_search_that_never_reported_is_not_the_newest_ones(home):
     state = json.loads(state_file(home).read_text())
     trial = json.loads(state["trial_data"][0][0])

@@ -97,7 +97,7 @@ def _run(command: Callable[[argparse.Namespace, Analysis], int], args: argparse.
     except BrokenPipeError:  # `cli.main` ends the command
         raise
     except OSError as error:
-        _print_error(f"the output cannot be written: {error}")
+        _print_error(f"the command could not be completed: {error}")
         return 1
 
 

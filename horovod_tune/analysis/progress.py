@@ -311,7 +311,7 @@ class ProgressCallback(Callback):
             budget_s=budget if isinstance(budget, (int, float)) and math.isfinite(budget) else None,
             began=time.time(),
         )
-        self._view = _view(self._stream, self._live)
+        self._view, self._shown = _view(self._stream, self._live), {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         for trial in trials:
@@ -373,6 +373,7 @@ class ProgressCallback(Callback):
         for trial in trials:  # if nothing was left to do, Tune has taken no step
             self._progress.restored(trial, time.time())
         view.stop()
+        atexit.unregister(view.stop)  # else the driver would keep the console
         view.write(one_line(f"search ended: {self._progress.summary(time.time())}"))
         if trials:
             text = last_screen(trials, self._progress)

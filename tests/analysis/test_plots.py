@@ -12,7 +12,7 @@ from made_experiments import changed, made_experiment
 go = pytest.importorskip("plotly.graph_objects")
 
 from horovod_tune.analysis import analyze, plots  # noqa: E402
-from horovod_tune.analysis.plots.style import OKABE_ITO  # noqa: E402
+from horovod_tune.analysis.plots.style import OKABE_ITO, hover_texts  # noqa: E402
 from horovod_tune.analysis.results import Analysis  # noqa: E402
 from horovod_tune.analysis.scoring import parse_limit  # noqa: E402
 
@@ -61,6 +61,15 @@ def test_learning_curves_draw_every_trial_once():
     assert figure.layout.xaxis.title.text.startswith("wall-clock time")
     with pytest.raises(ValueError, match='against must be "iteration" or "time"'):
         plots.learning_curves(few, against="epoch")
+
+
+def test_a_hyperparameter_that_a_trial_lacks_is_not_in_its_hover_text():
+    one, two = made_experiment(2).trials
+    trials = (replace(one, config={"net": "a", "momentum": 0.5}), replace(two, config={"net": None}))
+    first, second = (
+        text.split("<br>")[1:] for text in hover_texts(changed(made_experiment(2), trials=trials))
+    )
+    assert (first, second) == (["net = a", "momentum = 0.5"], ["net = None"])
 
 
 def test_the_curve_of_a_restarted_trial_has_a_gap(experiments):

@@ -127,6 +127,9 @@ def test_plain_lines_repeat_a_trial_no_more_often_than_asked_and_no_less(clock):
     lines = stream.getvalue().splitlines()
     assert lines[0].endswith("best so far")
     assert [sum(line.startswith(name) for line in lines) for name in ("equal", "t1")] == [4, 4], lines
+    callback.setup()
+    callback.on_trial_result(0, [], tune_trial("equal"), {"loss": 1.0, "training_iteration": 1})
+    assert stream.getvalue().splitlines()[-1].startswith("equal"), "another search begins anew"
 
 
 def test_a_terminal_without_rich_gets_plain_lines(monkeypatch):
@@ -140,8 +143,10 @@ def test_a_terminal_without_rich_gets_plain_lines(monkeypatch):
     assert terminal.getvalue() == "a started  layer/kind=<class 'types.SimpleNamespace'>\n"
 
 
-def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was(clock):
-    before = sys.stdout
+def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was(clock, monkeypatch):
+    before, at_exit = sys.stdout, []
+    hooks = SimpleNamespace(register=at_exit.append, unregister=at_exit.remove)
+    monkeypatch.setattr(progress_module, "atexit", hooks)
     callback, stream = callback_of(500, live=True)
     for number in range(60):
         trial = tune_trial(f"trial{number}", evaluated_params={"[bold]": number})
@@ -149,11 +154,12 @@ def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was(clock):
         clock.now = float(number)
         callback.on_trial_result(0, [], trial, {"loss": float(number), "training_iteration": 1})
         callback.on_step_end(0, [])
+    assert len(at_exit) == 1
     callback.on_experiment_end([])
     assert "more running" in stream.getvalue() and "search ended" in stream.getvalue()
     assert "started" not in stream.getvalue()
     assert stream.getvalue().rstrip().count("\x1b[?25l") <= stream.getvalue().count("\x1b[?25h")
-    assert sys.stdout is before
+    assert sys.stdout is before and at_exit == []
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_report_writes_the_page_and_names_what_was_not_read(home, tmp_path, caps
     assert "30 trials" in said.out
     assert "abcd1_00003" in said.err
     assert run("report", home, "--mode", "min", "-o", tmp_path / "no" / "where.html") == 1
-    assert "cannot be written" in capsys.readouterr().err
+    assert "could not be completed: [Errno 2]" in capsys.readouterr().err
 
 
 def test_export_writes_both_tables_in_both_formats(home, tmp_path, capsys):

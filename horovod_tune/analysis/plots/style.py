@@ -141,8 +141,9 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
         return trial_names(analysis)
     lines = [[f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}" for trial in analysis.trials]]
     for one in varying_parameters(analysis)[:_HOVER_PARAMETERS]:
-        lines.append([f"{label(one.name)} = {label(text_of(value), 60)}" for value in one.values])
-    return np.array(["<br>".join(texts) for texts in zip(*lines, strict=True)])
+        name = f"<br>{label(one.name)} = "  # a trial that lacks it has no such line
+        lines.append([name + label(text_of(v), 60) if v is not None else "" for v in one.values])
+    return np.array(["".join(texts) for texts in zip(*lines, strict=True)])
 
 
 @lru_cache(maxsize=1)  # an analysis never changes

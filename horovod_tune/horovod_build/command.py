@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -135,10 +136,13 @@ def _build(plan: Plan, torch: InstalledTorch, options: argparse.Namespace, cache
     environment["CXXFLAGS"] = f"{environment.get('CXXFLAGS', '')} -ffile-prefix-map={source}/=".strip()
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
     build.compile_wheel(source, work / "wheel", environment, what, log)
-    (wheel,) = (work / "wheel").glob("horovod-*.whl")
-    kept: Path = cache / "wheels" / plan.key / wheel.name
+    wheels = list((work / "wheel").glob("horovod-*.whl"))
+    files = [name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()]
+    if len(wheels) != 1 or not any(name.startswith("horovod/torch/mpi_lib_v2.") for name in files):
+        raise BuildError(f"The build succeeded but made no wheel with Horovod's library. Its log: {log}")
+    kept: Path = cache / "wheels" / plan.key / wheels[0].name
     kept.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(wheel, kept)
+    os.replace(wheels[0], kept)
     log.unlink()
     return kept
 

@@ -88,17 +88,30 @@ def test_a_wheel_is_compiled_once_and_then_taken_from_the_cache(
     assert not list((tmp_path / "cache" / "logs").iterdir()), "a build that went well left its log"
 
 
-def test_a_failed_build_keeps_its_log_and_quotes_the_first_error(tmp_path: Path) -> None:
-    failing = source_archive(
-        tmp_path,
-        'print("a.cc:7:1: error: no such thing\\nnext line\\nb.cc:1: error: later"); sys.exit("make: 2")',
-    )
-    with pytest.raises(BuildError, match="no such thing") as caught:
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            'print("a.cc:7:1: error: no such thing\\nnext line\\nb.cc:1: error: later"); sys.exit("make: 2")',
+            "no such thing",
+        ),
+        (
+            'print("later"); setup = lambda package_data, make=setup, **more: make(**more)',
+            "made no wheel with",
+        ),
+    ],
+    ids=["an error", "no library"],
+)
+def test_a_failed_build_keeps_its_log_and_quotes_the_first_error(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    failing = source_archive(tmp_path, body)
+    with pytest.raises(BuildError, match=said) as caught:
         install(tmp_path, f"--source={failing}")
     (log,) = (tmp_path / "cache" / "logs").iterdir()
     assert str(log) in str(caught.value)
     assert "later" in log.read_text()
-    assert not (tmp_path / "wheels").exists()
+    assert not (tmp_path / "wheels").exists() and not list((tmp_path / "cache").rglob("*.whl"))
 
 
 def test_a_source_that_the_patches_do_not_fit_is_an_error_before_anything_is_compiled(tmp_path: Path) -> None:

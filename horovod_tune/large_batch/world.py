@@ -58,9 +58,9 @@ def rank(process_set: Any = None) -> int:
 
 
 def gather_async(row: Sequence[float], process_set: Any = None) -> Callable[[], list[list[float]]]:
-    """Return a function that returns the rows of all ranks, of one length, in rank order.
+    """Return a function that waits for the rows of all ranks, of one length, and returns them in rank order.
 
-    With Horovod that function waits for them. All ranks get the same, so that they make the same decisions.
+    All ranks get the same, so that they make the same decisions.
     """
     size = world_size(process_set)
     if size == 1:
@@ -73,8 +73,14 @@ def gather_async(row: Sequence[float], process_set: Any = None) -> Callable[[], 
     device = "cuda" if torch.distributed.get_backend(process_set) == "nccl" else "cpu"
     mine = torch.tensor(list(row), dtype=torch.float64, device=device)
     rows = [torch.empty_like(mine) for _ in range(size)]
-    torch.distributed.all_gather(rows, mine, group=process_set)
-    return lambda: [each.tolist() for each in rows]
+    work = torch.distributed.all_gather(rows, mine, group=process_set, async_op=True)
+    assert work is not None, "this rank is in the group"
+
+    def wait() -> list[list[float]]:
+        work.wait()
+        return [each.tolist() for each in rows]
+
+    return wait
 
 
 def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:

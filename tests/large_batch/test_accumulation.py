@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from horovod_tune.large_batch import (
     HyperparameterError,
     LargeBatchLR,
     NoiseScale,
+    world,
 )
 
 INPUTS = torch.randn(64, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -213,3 +215,16 @@ def test_a_pass_too_many_is_refused() -> None:
     accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
     with pytest.raises(HyperparameterError, match=r"step\(\) must be called after 1 passes"):
         accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+
+
+def test_with_torch_distributed_the_ranks_rows_come_while_other_work_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def all_gather(rows: list[torch.Tensor], mine: torch.Tensor, group: Any, async_op: bool) -> Any:
+        assert async_op
+        return SimpleNamespace(wait=lambda: [row.copy_(mine) for row in rows])
+
+    monkeypatch.setattr(world, "world_size", lambda _: 2)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda _: "gloo")
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    assert world.gather_async([1.0, 2.5])() == [[1.0, 2.5]] * 2

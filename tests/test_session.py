@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import os
 import threading
@@ -52,6 +53,32 @@ def test_outside_a_trial_both_raise_not_in_training():
         horovod_tune.report(loss=1)
     with pytest.raises(NotInTraining, match=r"get_checkpoint\(\) works only inside"):
         horovod_tune.get_checkpoint()
+
+
+def test_a_forked_process_is_told_its_own_rank_without_environment_variables(monkeypatch):
+    live, _ = make_session()
+    for other in ("", "1:2"):  # of another rank in the process, see TPU v2 and v3
+        monkeypatch.setenv(session_module.RANK_VARIABLE, other)
+        monkeypatch.setattr(os, "getpid", lambda: live.pid + 1)
+        for call in (live.get_checkpoint, lambda: live.report({})):
+            with pytest.raises(NotInTraining, match=rf"function of rank 0 \(process {live.pid}\) started"):
+                call()
+
+
+def test_a_world_is_read_whole_while_another_thread_joins_the_next_one():
+    live, _ = make_session()
+    world = live.rank_info
+
+    def read():
+        with active(live):
+            return horovod_tune.get_world()
+
+    with live._condition:  # as in `join_world`
+        thread, outcome = _in_thread(read)
+        thread.join(0.1)
+        live.rank_info, live.world_number = dataclasses.replace(world, rank=1, size=3), 1
+    thread.join(10)
+    assert outcome == [session_module.TrialWorld(1, 3, 1, None)]
 
 
 def test_a_failed_collective_is_remembered_until_the_next_world():

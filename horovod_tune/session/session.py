@@ -62,6 +62,7 @@ class Session:
     ) -> None:
         self.request = request
         self.rank_info = rank_info
+        self.pid = os.getpid()
         self._send = send
         self._fetch = fetch
         # Where the newest checkpoint is stored, and the checkpoint once it has been fetched.
@@ -99,7 +100,7 @@ class Session:
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         """On rank 0, send the metrics; every rank then waits until Tune decides that the trial continues."""
-        refuse_in_child_process("report()")  # a fork has a copy of this session
+        refuse_in_child_process("report()", self)  # a fork has a copy of this session
         plain = plain_metrics(metrics)
         # Only rank 0's is stored: another host may not have the directory.
         path = checkpoint_path(checkpoint) if self.rank_info.rank == 0 else None
@@ -201,7 +202,7 @@ class Session:
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None if there is none."""
-        refuse_in_child_process("get_checkpoint()")
+        refuse_in_child_process("get_checkpoint()", self)
         checkpoint = self._newest_checkpoint()
         # One that was made from a commit is for `get_state`.
         return None if checkpoint is None or _has_commit(checkpoint) else checkpoint
@@ -359,12 +360,14 @@ def get_world() -> TrialWorld:
         NotInTraining: called outside a training function that a trial runs.
     """
     live = require_session("get_world()")
-    return TrialWorld(live.rank_info.rank, live.rank_info.size, live.world_number, live.gpu)
+    with live._condition:  # another thread joins the next world
+        return TrialWorld(live.rank_info.rank, live.rank_info.size, live.world_number, live.gpu)
 
 
-def refuse_in_child_process(caller: str) -> None:
-    """Raise NotInTraining if a training function started this process."""
-    rank, _, pid = os.environ.get(RANK_VARIABLE, "").partition(":")
+def refuse_in_child_process(caller: str, own: Session | None = None) -> None:
+    """Raise NotInTraining if a training function, that of ``own`` if given, started this process."""
+    started_by = f"{own.rank_info.rank}:{own.pid}" if own else os.environ.get(RANK_VARIABLE, "")
+    rank, _, pid = started_by.partition(":")
     if pid and int(pid) != os.getpid():
         raise NotInTraining(
             f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} "

@@ -51,8 +51,10 @@ class _OwnDict(dict):
 
     extra = 0
 
-    def values(self) -> Any:
+    def values(self, *_: Any) -> Any:
         raise AssertionError("read by its own method")
+
+    __iter__ = keys = __getitem__ = values
 
 
 yaml.SafeLoader.mine = _OwnDict(a=1)
@@ -68,6 +70,12 @@ _CLASS_OF_SCRIPT = cloudpickle.dumps(_class_of_script)
 
 
 _Logger: Any = type("Logger", (logging.Logger,), {"__module__": "__main__"})
+
+
+class _LoggerThatStays(logging.Logger):
+    pass
+
+
 _handler = logging.NullHandler()
 logging.getLogger("leaks").addHandler(_handler)
 
@@ -151,7 +159,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the umask": (lambda: _umask(), lambda: os.umask(0o077)),
     "sys.path": (lambda: sys.path[:], lambda: sys.path.insert(0, "/leak")),
     "sys.argv": (lambda: sys.argv[:], lambda: sys.argv.append("--leak")),
-    "another sys.argv": (lambda: sys.argv, lambda: setattr(sys, "argv", ["train.py", "--leak"])),
+    "another sys.argv": (lambda: sys.argv, lambda: setattr(sys, "argv", ("train.py", "--leak"))),
     "sys.stdout": (lambda: type(sys.stdout).__name__, lambda: setattr(sys, "stdout", io.BytesIO())),
     "file descriptor 1": (lambda: os.readlink("/proc/self/fd/1") == os.devnull, lambda: _close_stdout()),
     "sys.excepthook": (lambda: sys.excepthook is len, lambda: setattr(sys, "excepthook", len)),
@@ -187,6 +195,17 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a class of loggers": (
         lambda: isinstance(logging.root.manager.loggerDict.get("leak.class"), _Logger),
         lambda: (logging.setLoggerClass(_Logger), logging.getLogger("leak.class")),
+    ),
+    "an attribute of a new logger": (
+        lambda: hasattr(logging.root.manager.loggerDict.get("leak.stays"), "leak"),
+        lambda: (
+            logging.setLoggerClass(_LoggerThatStays),
+            setattr(logging.getLogger("leak.stays"), "leak", 1),
+        ),
+    ),
+    "the level of a handler that is removed": (
+        lambda: _handler.level,
+        lambda: (_handler.setLevel(logging.ERROR), logging.getLogger("leaks").removeHandler(_handler)),
     ),
     "the level of a handler": _attribute(_handler, "level", logging.ERROR),
     "the filters of a handler": (lambda: len(_handler.filters), lambda: _handler.addFilter(bool)),
@@ -296,7 +315,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: np.random.set_bit_generator(np.random.PCG64(1)),
     ),
     "a dict subclass of a library": (
-        lambda: yaml.SafeLoader.mine["a"],
+        lambda: yaml.SafeLoader.mine.get("a"),
         lambda: yaml.SafeLoader.mine.update(a=2),
     ),
     "an attribute of a library's dict": _attribute(yaml.SafeLoader.mine, "extra", 1),

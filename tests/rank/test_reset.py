@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections.abc
 import json
+import logging
 import os
 import sys
 import types
@@ -72,6 +74,7 @@ RESTORED = {
     *("a new environment variable", "the working directory", "sys.path", "sys.argv", "sys.stdout"),
     *("warning filters", "warning filters of a context", "the root logger's level", "a level's name"),
     *("the root logger's handlers", "a logger of the user's", "an attribute of a class of the script"),
+    *("an attribute of a new logger", "the level of a handler that is removed"),
     *("an attribute of a logger", "a class of loggers", "the level of a handler", "the filters of a handler"),
     *("the default dtype", "the number of threads", "grad mode", "torch's random state", "torch's seed"),
     *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products", "TF32 in cuBLAS"),
@@ -147,6 +150,73 @@ def test_a_process_that_has_used_a_gpu_is_kept():
         assert hasattr(torch.cuda, "_get_device_properties")
 
 
+def test_what_an_import_disables_in_logging_stays(monkeypatch):
+    from horovod_tune.rank.reset.settings import Settings
+
+    monkeypatch.setattr(logging.root.manager, "disable", 0)
+    settings = Settings()
+    before = settings.set_by_imports()
+    logging.disable(logging.INFO)
+    settings.accept(before)
+    assert settings.restore() == []
+    assert logging.root.manager.disable == logging.INFO
+
+
+def test_a_list_is_never_empty_while_it_is_restored(monkeypatch):
+    from horovod_tune.rank.reset.settings import Settings
+
+    class Path(list):
+        def clear(self):
+            raise AssertionError("another thread could import nothing")
+
+    monkeypatch.setattr(sys, "path", Path(sys.path))
+    settings = Settings()
+    before = [*sys.path]
+    sys.path.append("/leak")
+    assert settings.restore() == []
+    assert sys.path == before
+
+
+class _Unhashable:
+    """Hashed once, when it is put into a set."""
+
+    is_hashed = False
+
+    def __hash__(self):
+        assert not self.is_hashed
+        self.is_hashed = True
+        return 1
+
+
+class _Mapping(collections.abc.Mapping):
+    """Has no method copy()."""
+
+    def __init__(self, contents):
+        self.contents = contents
+
+    def __getitem__(self, key):
+        return self.contents[key]
+
+    def __iter__(self):
+        return iter(self.contents)
+
+    def __len__(self):
+        return len(self.contents)
+
+
+def test_sets_and_proxies_are_read_without_hashes_and_copies():
+    from horovod_tune.rank.reset.watch import Watch
+
+    watched = types.ModuleType("watched")
+    contents = {"a": 1}
+    vars(watched).update(objects={_Unhashable()}, proxy=MappingProxyType(_Mapping(contents)))
+    watch = Watch()
+    watch.add([watched])
+    assert watch.restore() == []
+    contents["a"] = 2
+    assert watch.restore() == ["watched.proxy.a was changed"]
+
+
 @pytest.mark.parametrize("has_counters", [True, False], ids=["counts of changes", "comparison only"])
 def test_changes_of_each_kind_of_container_are_found(monkeypatch: pytest.MonkeyPatch, has_counters: bool):
     """CPython 3.14 does not count the changes of dicts any more, 3.13.0 not those of attributes."""
@@ -195,21 +265,30 @@ def test_the_first_use_of_local_files_in_fsspec_is_kept(monkeypatch):
     assert watch.restore() != []
 
 
-def test_changed_settings_of_a_gpu_replace_the_process(monkeypatch: pytest.MonkeyPatch):
+def test_settings_of_a_gpu_are_restored_on_each(monkeypatch: pytest.MonkeyPatch):
     import torch
 
     from horovod_tune.rank.reset.settings import Settings
 
+    fractions, modes = [1.0, 0.5], [2]
     settings = Settings()
     for name, function in {
         "is_initialized": lambda: True,
         "device_count": lambda: 2,
-        "get_per_process_memory_fraction": [1.0, 0.5].__getitem__,
-        "get_sync_debug_mode": lambda: 2,
+        "get_per_process_memory_fraction": fractions.__getitem__,
+        "get_sync_debug_mode": lambda: modes[0],
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    changed = ("CUDA's sync debug mode", "the usable part of a GPU's memory")
-    assert settings.restore() == [f"{each} was changed" for each in changed]
+    monkeypatch.setattr(
+        torch._C, "_cuda_setMemoryFraction", lambda f, d: fractions.__setitem__(d, f), raising=False
+    )
+    monkeypatch.setattr(
+        torch._C, "_cuda_set_sync_debug_mode", lambda mode: modes.__setitem__(0, mode), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    assert settings.restore() == []
+    assert (fractions, modes) == ([1.0, 1.0], [0])
 
 
 def test_the_singletons_of_accelerate_are_reset():

@@ -40,7 +40,7 @@ _COLLECTIONS: tuple[tuple[Any, str], ...] = (
 # Settings that imports of libraries change.
 _SET_BY_IMPORTS = (
     *("warnings.filters", "sys.meta_path", "sys.path_hooks", "loggers"),
-    *("logging._levelToName", "logging._nameToLevel"),
+    *("logging.disable", "logging._levelToName", "logging._nameToLevel"),
 )
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL)
@@ -94,9 +94,11 @@ class Settings:
 def _merged(known: Any, before: Any, after: Any) -> Any:
     """Return ``known`` with the changes between ``before`` and ``after``.
 
-    >>> _merged({"a": 1}, {"a": 2}, {"a": 2, "b": 3}), _merged([1], [1, 2], [0, 1, 2])
-    ({'a': 1, 'b': 3}, [0, 1])
+    >>> _merged({"a": 1}, {"a": 2}, {"a": 2, "b": 3}), _merged([1], [1, 2], [0, 1, 2]), _merged(0, 5, 5)
+    ({'a': 1, 'b': 3}, [0, 1], 0)
     """
+    if isinstance(known, int):
+        return known if after == before else after
     if isinstance(known, dict):
         return known | {
             name: value for name, value in after.items() if name not in before or before[name] != value
@@ -190,11 +192,10 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
                 yield Setting(f"torch._C.{name}()", read, write)
     cuda = torch.cuda
     # Reading these would start CUDA.
-    yield Setting(
-        "CUDA's sync debug mode", lambda: cuda.get_sync_debug_mode() if cuda.is_initialized() else 0
-    )
+    read = lambda: cuda.get_sync_debug_mode() if cuda.is_initialized() else 0  # noqa: E731
+    yield Setting("CUDA's sync debug mode", read, cuda.set_sync_debug_mode)
     if hasattr(cuda, "get_per_process_memory_fraction"):  # torch 2.8 and later
-        yield Setting("the usable part of a GPU's memory", functools.partial(_memory_fraction, cuda))
+        yield Setting("the usable part of a GPU's memory", *_memory_fraction(cuda))
     for backend, operation in itertools.product(
         ("generic", "cuda", "mkldnn"), ("all", "conv", "rnn", "matmul")
     ):
@@ -224,19 +225,31 @@ def _read_by_setting(torch: Any) -> tuple[Any, ...]:
     return profiles, strategy
 
 
-def _memory_fraction(cuda: Any) -> float:
-    devices = range(cuda.device_count() if cuda.is_initialized() else 0)
-    return min(map(cuda.get_per_process_memory_fraction, devices), default=1.0)
+def _memory_fraction(cuda: Any) -> tuple[Callable[[], float], Callable[[float], None]]:
+    def read() -> float:
+        devices = range(cuda.device_count() if cuda.is_initialized() else 0)
+        return min(map(cuda.get_per_process_memory_fraction, devices), default=1.0)
+
+    def write(fraction: float) -> None:
+        for device in range(cuda.device_count()):
+            if cuda.get_per_process_memory_fraction(device) != fraction:  # setting it starts CUDA there
+                cuda.set_per_process_memory_fraction(fraction, device)
+
+    return read, write
 
 
 def _read_collection(module: Any, name: str) -> Any:
-    return getattr(module, name).copy()
+    value = getattr(module, name)
+    return dict(value) if isinstance(value, dict) else list(value)
 
 
 def _write_collection(module: Any, name: str, held: Any, value: Any) -> None:
     # A trial may have set another list: `catch_warnings` does, and it stays if threads use it concurrently.
-    held.clear()
-    (held.update if isinstance(held, dict) else held.extend)(value)
+    if isinstance(held, dict):
+        held.clear()
+        held.update(value)
+    else:
+        held[:] = value  # never empty, since other threads may import
     setattr(module, name, held)
 
 
@@ -291,11 +304,15 @@ def _before_its_use(each: logging.Logger | logging.Handler, now: dict[str, Any])
         return now
     if kind is logging.Logger or getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:
         return _UNTOUCHED
-    return now | _UNTOUCHED | {"__class__": kind}
+    try:
+        return _attributes(kind(""))
+    except Exception:  # any: its constructor may need more arguments
+        return _UNTOUCHED
 
 
 def _write_loggers(value: dict[Any, dict[str, Any]]) -> None:
-    for each, now in _loggers().items():
+    for each in _loggers() | value:  # also what a trial has removed
+        now = _attributes(each)
         then = value.get(each) or _before_its_use(each, now)
         for name in now.keys() - then.keys():
             delattr(each, name)

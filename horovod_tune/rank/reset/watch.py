@@ -101,11 +101,17 @@ class _Container(NamedTuple):
     contents: Any  # a mapping, list or set
     counter: ctypes.c_uint64  # where CPython counts the changes of the contents
     changes: int  # their number at the snapshot
-    items: dict[Any, Any]  # the snapshot, by key, index or element
+    items: Any  # the snapshot: a dict, list or set
 
     def now(self) -> _Container:
         changes = self.counter.value if self.counter is not _NO_COUNTER else _UNKNOWN
         return self._replace(changes=changes, items=_items(self.contents))  # in this order, for other threads
+
+    def by_key(self) -> Iterable[tuple[Any, Any]]:
+        """Return the snapshot's values with their keys, indices or, in a set, themselves."""
+        if isinstance(self.items, set):
+            return ((each, each) for each in self.items)
+        return self.items.items() if isinstance(self.items, dict) else enumerate(self.items)
 
     def has_changed(self) -> bool:
         try:
@@ -182,11 +188,13 @@ class Watch:
         contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
         if contents is None:
             return
-        container = _Container(name, owner, contents, _counter_of(contents), _UNKNOWN, {}).now()
+        if type(contents) is MappingProxyType:
+            (contents,) = gc.get_referents(contents)
+        container = _Container(name, owner, contents, _counter_of(contents), _UNKNOWN, ()).now()
         self._containers[id(owner)] = container
         if contents is owner:  # a subclass of dict, list or set may have attributes too
             self._add(_attributes_of(owner, package), name, package, depth)
-        for key, value in container.items.items():
+        for key, value in container.by_key():
             if type(value) is FunctionType:
                 for registry in vars(value).values():
                     if type(registry) is MappingProxyType:  # of functools.singledispatch
@@ -228,10 +236,13 @@ class Watch:
         """Accept changes since ``before``, which `differing` returned before an import."""
         for number, now in self.differing().items():
             known = self._containers[number]
-            then = before.get(number, known).items
-            new = {key: value for key, value in now.items.items() if then.get(key, _MISSING) is not value}
+            then = dict(before.get(number, known).by_key())
+            new = {key: value for key, value in now.by_key() if then.get(key, _MISSING) is not value}
             self.registered += [*new, *new.values()]
-            items = known.items | new if number in before else now.items
+            items = now.items
+            if number in before:
+                merged = dict(known.by_key()) | new
+                items = merged if isinstance(items, dict) else type(items)(merged.values())
             self._containers[number] = known._replace(changes=_UNKNOWN, items=items)
 
     def restore(self) -> list[str]:
@@ -247,7 +258,7 @@ class Watch:
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
         for number, now in self.differing().items():
             known = self._containers[number]
-            then, current = known.items, now.items
+            then, current = dict(known.by_key()), dict(now.by_key())
             if not then and isinstance(known.owner, dict) and known.name.endswith(_SINGLETONS):
                 known.owner.clear()
                 continue
@@ -328,8 +339,6 @@ def _attributes_of(owner: Any, package: str) -> dict[str, Any] | None:
 
 def _counter_of(contents: Any) -> ctypes.c_uint64:
     """Return CPython's counter of the changes of a dict; for other contents, `_NO_COUNTER`."""
-    if type(contents) is MappingProxyType:
-        (contents,) = gc.get_referents(contents)
     if not _HAS_COUNTERS or not isinstance(contents, dict):
         return _NO_COUNTER
     return ctypes.c_uint64.from_address(id(contents) + _COUNTER_OFFSET)
@@ -349,16 +358,17 @@ def _has_counters() -> bool:
 _HAS_COUNTERS = _has_counters()
 
 
-def _items(contents: Any) -> dict[Any, Any]:
+def _items(contents: Any) -> Any:
+    """Return a copy of a mapping, list or set."""
     # By the built-in types' methods: a subclass's may do anything (Transformers' import every model), and
-    # dict.copy() calls some of them.
+    # dict.copy() and set.copy() call some of them.
     if isinstance(contents, list):
-        return dict(enumerate(list.copy(contents)))
+        return list.copy(contents)
     if isinstance(contents, set):
-        return {each: each for each in set.copy(contents)}
-    if type(contents) in (dict, MappingProxyType):
-        return contents.copy()  # type: ignore[no-any-return]
-    return dict(dict.items(contents))
+        return set().union(contents)
+    if type(contents) is dict:
+        return contents.copy()
+    return dict(dict.items(contents) if isinstance(contents, dict) else contents.items())
 
 
 def _belongs(module: Any, package: str) -> bool:

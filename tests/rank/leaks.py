@@ -8,6 +8,8 @@ from __future__ import annotations
 import builtins
 import codecs
 import contextlib
+import copy
+import copyreg
 import csv
 import ctypes
 import decimal
@@ -167,6 +169,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the recursion limit": (sys.getrecursionlimit, lambda: sys.setrecursionlimit(5000)),
     "the switch interval": (sys.getswitchinterval, lambda: sys.setswitchinterval(0.1)),
     "the garbage collector": (gc.isenabled, gc.disable),
+    "garbage collection thresholds": (gc.get_threshold, lambda: gc.set_threshold(12345, 2, 2)),
     "the trace function of new threads": (
         lambda: threading._trace_hook is None,
         lambda: threading.settrace(lambda *_: None),
@@ -230,6 +233,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         ),
     ),
     "the CPUs": (lambda: sorted(os.sched_getaffinity(0)), lambda: os.sched_setaffinity(0, {0})),
+    "an alarm": (
+        lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        lambda: signal.setitimer(signal.ITIMER_REAL, 3600),
+    ),
     "an attribute of a class of the script": (
         lambda: hasattr(cloudpickle.loads(_CLASS_OF_SCRIPT), "leak"),
         lambda: setattr(cloudpickle.loads(_CLASS_OF_SCRIPT), "leak", 1),
@@ -250,6 +257,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the number of threads": (torch.get_num_threads, lambda: torch.set_num_threads(3)),
     "grad mode": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
     "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
+    "autocast's dtype": (
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    ),
     "anomaly detection": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
     "deterministic algorithms": (
         torch.are_deterministic_algorithms_enabled,
@@ -280,6 +291,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "hooks of every module": (
         lambda: len(torch.nn.modules.module._global_forward_hooks),
         lambda: torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+    ),
+    "hooks of every optimizer": (
+        lambda: len(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks),
+        lambda: sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(repr),
     ),
     "saved tensor hooks": (
         lambda: _saved_tensor_is_packed(),
@@ -325,6 +340,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "decimal's default context": _attribute(decimal.DefaultContext, "prec", 4),
     "a dialect of csv": (csv.list_dialects, lambda: csv.register_dialect("mine", delimiter="|")),
+    "what copyreg pickles": (lambda: len(copyreg.dispatch_table), lambda: copyreg.pickle(range, repr)),
     "json's encoder": _attribute(json._default_encoder, "indent", 3),
     "a handler of codecs' errors": (
         lambda: codecs.lookup_error("leak"),
@@ -337,6 +353,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a subclass of an abstract class": (
         lambda: issubclass(torch.Tensor, numbers.Number),
         lambda: numbers.Number.register(torch.Tensor),
+    ),
+    "how copies are made": (
+        lambda: len(copy._deepcopy_dispatch),
+        lambda: copy._deepcopy_dispatch.update({torch.Size: lambda each, _: each}),
     ),
     "a default argument of NumPy's": _attribute(np.load, "__defaults__", (None, True, True, "ASCII")),
     "checks of sparse tensors": (

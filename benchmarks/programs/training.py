@@ -102,5 +102,7 @@ if __name__ == "__main__":
     else:
         from horovod_tune.rank.allocator import SETTINGS
 
-        speed = by_launcher("horovod", options.steps, {name: str(value) for name, value in SETTINGS.items()})
+        speed = by_launcher(
+            "horovod", options.steps, {name: str(size) for name, (_, size) in SETTINGS.items()}
+        )
     trials.publish({"steps_per_s": speed})

@@ -210,6 +210,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: _handler.level,
         lambda: (_handler.setLevel(logging.ERROR), logging.getLogger("leaks").removeHandler(_handler)),
     ),
+    "a handler without a hash": (
+        lambda: len(logging.root.handlers),
+        lambda: logging.root.addHandler(type("H", (logging.NullHandler,), {"__hash__": None})()),
+    ),
     "the level of a handler": _attribute(_handler, "level", logging.ERROR),
     "the filters of a handler": (lambda: len(_handler.filters), lambda: _handler.addFilter(bool)),
     "a level's name": (lambda: logging.getLevelName(25), lambda: logging.addLevelName(25, "NOTICE")),

@@ -75,6 +75,7 @@ RESTORED = {
     *("warning filters", "warning filters of a context", "the root logger's level", "a level's name"),
     *("the root logger's handlers", "a logger of the user's", "an attribute of a class of the script"),
     *("an attribute of a new logger", "the level of a handler that is removed"),
+    "a handler without a hash",
     *("an attribute of a logger", "a class of loggers", "the level of a handler", "the filters of a handler"),
     *("the default dtype", "the number of threads", "grad mode", "torch's random state", "torch's seed"),
     *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products", "TF32 in cuBLAS"),

@@ -61,12 +61,13 @@ def read_experiment(
     # A state file's name leads to its driver's staged copy on this machine, even if the file cannot be read.
     name = chosen.files[0].name or max(filter(is_state, (entry.name for entry in entries)), default="")
     folder, state = _with_staged(folder, name, chosen.files[0])
-    listed = folder.entries() if folder.staged is not None else entries
+    if folder.staged is not None:
+        entries = [entry for entry in folder.entries() if not entry.odd_name]
     trials = list(state.trials)
     problems += state.problems
     if run is None or chosen is runs[-1]:
         with_state = chain(trials, *(file.trials for one in runs for file in one.files))
-        trials += _trials_without_state(folder, listed, {trial.folder_name for trial in with_state})
+        trials += _trials_without_state(folder, entries, {trial.folder_name for trial in with_state})
     if not trials and not state.name:
         raise ValueError(_no_experiment(folder, entries, problems))
     with ThreadPoolExecutor(_READERS) as readers:
@@ -86,7 +87,7 @@ def read_experiment(
     for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
     stamps = chosen.stamps if others else {""}
-    names = {entry.name for entry in listed}
+    names = {entry.name for entry in entries}
     known = metadata_of(folder, names, stamps, {trial.trial_id for trial in kept}, problems)
     # Tune's state has a metric but no mode; a recorded mode counts only for its own metric.
     metric = state.metric or known.get("metric")
@@ -96,7 +97,7 @@ def read_experiment(
         kept = [replace(trial, resources=resources) for trial in kept]
     # A driver writes its state all the time; other files may be the user's, such as a report.
     names -= {file.name for other in others for file in other.files}
-    modified = [entry.modified for entry in listed if is_state(entry.name) and entry.name in names]
+    modified = [entry.modified for entry in entries if is_state(entry.name) and entry.name in names]
     if folder.staged is None and _is_copy(folder, entries, chosen, kept):
         modified = []
     return ExperimentRecord(

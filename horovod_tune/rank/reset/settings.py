@@ -26,7 +26,7 @@ import sys
 import threading
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -280,7 +280,9 @@ def _loggers() -> dict[Any, dict[str, Any]]:
     others = list(logging.root.manager.loggerDict.values())
     loggers: list[Any] = [logging.root, *(each for each in others if isinstance(each, logging.Logger))]
     handlers = itertools.chain.from_iterable(each.handlers for each in loggers)
-    return {each: _attributes(each) for each in (*loggers, *handlers)}
+    # A handler with `__eq__`, such as a dataclass, may have no hash.
+    hashable: list[Any] = [each for each in (*loggers, *handlers) if isinstance(each, Hashable)]
+    return {each: _attributes(each) for each in hashable}
 
 
 def _attributes(each: logging.Logger | logging.Handler) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class Optimizer:
         return self.options
 
     def _model_earlier(self, state: _SuggestState, earlier: EarlierModel, trials: list[Trial]) -> _Modelled:
-        """Model the earlier experiment's `trials` alone."""
+        """Model only the earlier experiment's `trials`."""
         model, context = earlier.model, earlier.context
         pending = with_context(state.features_of(state.usable), context)
         acquisition = Posterior(model, pending, state.feasibility, state.acquisition, state.seed, context)

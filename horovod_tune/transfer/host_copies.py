@@ -13,9 +13,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from horovod_tune.transfer import node_transfer
 # A limit for a copy between hosts without a shared file system, far above what a checkpoint takes.
 TRANSFER_TIMEOUT_S = 6 * 3600.0
 PROBE_TIMEOUT_S = 60.0
-_of_thread = threading.local()
 
 
 class Copy:
@@ -35,7 +33,7 @@ class Copy:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = str(path)
-        self._path, self._lock, self._pid = path, lock, os.getpid()
+        self._lock, self._pid = lock, os.getpid()
 
     def release(self) -> None:
         """Release the directory, and delete it if no other process holds it; may be called twice."""
@@ -43,10 +41,7 @@ class Copy:
         if self._lock < 0 or os.getpid() != self._pid:
             return
         lock, self._lock = self._lock, -1
-        # If this thread has the folder's lock, the garbage collector called this: leave an orphan.
-        if not getattr(_of_thread, "holds_folder", False):
-            with contextlib.suppress(FileNotFoundError), _one_at_a_time(self._path.parent):
-                _remove_if_free(self._path, lock)
+        _remove_if_free(Path(self.path), lock)
         fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
@@ -100,14 +95,11 @@ class HostCopies:
 
     def remove_orphans(self) -> None:
         """Remove copies whose last holder was killed, and partial copies."""
-        if not self.folder.is_dir():
-            return
-        with _one_at_a_time(self.folder):
-            for found in self.folder.glob("*.lock"):
-                with contextlib.suppress(FileNotFoundError):
-                    lock = os.open(found, os.O_RDWR | os.O_CLOEXEC)
-                    _remove_if_free(found.with_suffix(""), lock)
-                    os.close(lock)
+        for found in self.folder.glob("*.lock"):
+            with contextlib.suppress(FileNotFoundError):
+                lock = os.open(found, os.O_RDWR | os.O_CLOEXEC)
+                _remove_if_free(found.with_suffix(""), lock)
+                os.close(lock)
 
 
 def _lock_of(path: Path) -> Path:
@@ -122,7 +114,11 @@ def _is_current(path: Path, lock: int) -> bool:
 
 
 def _is_free(lock: int) -> bool:
-    """Take the exclusive lock and return True, unless another process holds or fetches the copy."""
+    """Take the exclusive lock and return True, unless another process holds or fetches the copy.
+
+    Linux drops a shared lock even if it cannot make it exclusive: of several processes that release a copy at
+    the same time, the last one finds it free.
+    """
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -134,19 +130,6 @@ def _remove_if_free(path: Path, lock: int) -> None:
         for each in (path, *path.parent.glob(f"{path.name}.*.part")):
             shutil.rmtree(each, ignore_errors=True)
         os.unlink(_lock_of(path))
-
-
-@contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Exclude other processes: two that release at the same time would each find the copy still held."""
-    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _of_thread.holds_folder = True
-        yield
-    finally:
-        _of_thread.holds_folder = False
-        os.close(lock)
 
 
 def ask_node(place: CheckpointPlace, target: str | None = None) -> tuple[int, int] | None:

@@ -227,12 +227,12 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         group = WorkerGroup(launcher, limits)
         coordinator = Coordinator(group, reuse_workers=True)
         request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
-        group.create()
+        group.world.create()
         coordinator.set_trial(request, NoStorage())  # type: ignore[arg-type]
         cpu_s = _cpu_s()
         assert coordinator.next_result() is not None
         start_cpu_s = _cpu_s() - cpu_s
-        linked = sum(worker.channel is not None for worker in group.workers)
+        linked = sum(worker.channel is not None for worker in group.world.members)
         calls_before = launcher.calls.copy()
         cpu_s, began, reports = _cpu_s(), time.monotonic(), 0
         while time.monotonic() - began < seconds:

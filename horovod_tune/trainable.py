@@ -88,7 +88,7 @@ class DistributedTrainable(FunctionTrainable):
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: TrainingResult | None = None
         workers = make_group(self._spec, self._node_id)
-        workers.create()
+        workers.world.create()
         self._function = ray.put(self._shipped.pickled())
         self._coordinator = Coordinator(workers, reuse_workers=self._spec.reuse_workers)
         self._set_trial(config)

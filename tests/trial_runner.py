@@ -53,7 +53,7 @@ class TrialRunner:
             spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id()
         )
         self.group = WorkerGroup(launcher, Limits(spec.timeout_s))
-        self.group.create()
+        self.group.world.create()
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         self.function = ray.put(shipping.dumps(run_what_config_says))
         self.coordinator = Coordinator(self.group, reuse_workers=reuse_workers)
@@ -90,7 +90,7 @@ class TrialRunner:
     @property
     def pids(self) -> list[int]:
         """The processes of the ranks, as reported at their start; empty before the first trial."""
-        return [worker.info.pid for worker in self.group.workers if worker.info]
+        return [worker.info.pid for worker in self.group.world.members if worker.info]
 
     @property
     def replaced_because(self) -> str:

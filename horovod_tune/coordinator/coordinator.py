@@ -145,10 +145,10 @@ class Coordinator:
         metrics = metrics | world | metrics  # a function's own metrics take precedence
         checkpoint, trial.stored = None, None
         if path is not None:
+            members = self._group.world.members
+            nodes = (each.info.node_id for each in members if each.info and 0 in each.ranks)
             try:
-                checkpoint, trial.stored = trial.storage.persist(
-                    path, metrics, node_id=self._group.first_node
-                )
+                checkpoint, trial.stored = trial.storage.persist(path, metrics, node_id=next(nodes, None))
             except MetricsError as error:
                 raise MetricsError(f"rank 0 of {len(ranks)} on {ranks.get(0)} failed: {error}") from None
             self._keep_logs(publish=True)
@@ -156,7 +156,7 @@ class Coordinator:
 
     def must_restart_elsewhere(self, node_id: str) -> bool:
         """Return True if the trial must restart on other nodes, as in `Slots`."""
-        return self._group.world.slots.must_restart_elsewhere(self._group.workers, node_id)
+        return self._group.world.slots.must_restart_elsewhere(self._group.world.members, node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart."""
@@ -165,7 +165,7 @@ class Coordinator:
     @property
     def nodes(self) -> list[str]:
         """The Ray node id of each worker."""
-        return [worker.info.node_id for worker in self._group.workers if worker.info is not None]
+        return [worker.info.node_id for worker in self._group.world.members if worker.info is not None]
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of the ranks' last commit; None if they have committed nothing."""
@@ -213,7 +213,7 @@ class Coordinator:
     def _replace_workers(self, problems: list[str]) -> None:
         self.replaced_because, self._workers_are_used = problems, False
         self._group.close()
-        self._group.create()
+        self._group.world.create()
 
     def close(self) -> None:
         """End the trial if it still runs, then end the workers' processes; may be called twice."""

@@ -24,7 +24,7 @@ from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.workers import EventQueue, Worker
 from horovod_tune.coordinator.world import World
-from horovod_tune.errors import TrainingFailed
+from horovod_tune.errors import TrainingFailed, death_text
 from horovod_tune.messages import (
     AwaitedRanks,
     CheckpointPlace,
@@ -64,33 +64,16 @@ class WorkerGroup:
         self._returned_before: set[int] = set()
         # The `names` of the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
-        # The index of the report that `next_event` returned last.
-        self._reported = 0
-
-    @property
-    def workers(self) -> list[Worker]:
-        """The members of the world."""
-        return self.world.members
-
-    @property
-    def first_node(self) -> str | None:
-        """The Ray node of rank 0."""
-        nodes = (worker.info.node_id for worker in self.workers if worker.info and 0 in worker.ranks)
-        return next(nodes, None)
-
-    def create(self) -> None:
-        """Start the workers, without waiting for them."""
-        self.world.create()
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial on all ranks, once the workers have started; raises StartFailed as `World.form`."""
-        if not self.workers:
-            self.create()
+        if not self.world.members:
+            self.world.create()
         if not self.world.hosts:
             self.world.form()
         self._forget_trial()
         self._run += 1
-        self.world.begin(replace(request, run=self._run))
+        self.world.begin(replace(request, run=self._run, is_elastic=self.world.limits.is_elastic))
 
     def next_event(
         self, checkpoint: CheckpointPlace | None = None, keep_logs: Callable[[], None] = lambda: None
@@ -103,12 +86,11 @@ class WorkerGroup:
         Raises:
             TrainingFailed: a rank raised, died, stopped responding or lost contact with the others.
         """
-        if self._reported:
-            self._acknowledge(self._reported, checkpoint)
+        if self.world.reports:
+            self._acknowledge(self.world.reports, checkpoint)
         entered = time.monotonic()
         while True:
             if report := self.world.take_report():
-                self._reported = report.index
                 return report
             if self.world.failures:
                 raise self._failed()
@@ -123,7 +105,7 @@ class WorkerGroup:
             self.world.checkpoint = replace(checkpoint, report=index)
         # The newest checkpoint is part of every acknowledgement, since Ray's calls may arrive out of order.
         newest = self.world.checkpoint
-        for worker in self.workers:
+        for worker in self.world.members:
             channel = worker.channel
             if channel is None or not channel.acknowledge(self._run, index, newest):
                 worker.actor.acknowledge.remote(index, newest)
@@ -142,7 +124,7 @@ class WorkerGroup:
             try:
                 messages = reply.result()
             except (RayActorError, OutOfMemoryError) as error:
-                self.world.record_death(worker, error)
+                self.world.lose(worker, FailureKind.DIED, death_text(error))
                 continue
             self._take(worker, messages)
         self.world.poll_all()
@@ -156,7 +138,7 @@ class WorkerGroup:
                     worker.running.discard(rank)
                     self.world.returned.add(rank)
                     if rank == 0:  # the other ranks must not wait for it in further reports
-                        for each in self.workers:
+                        for each in self.world.members:
                             each.actor.acknowledge.remote(math.inf, self.world.checkpoint)
                 case Failed(rank=rank):
                     worker.running.discard(rank)
@@ -192,13 +174,15 @@ class WorkerGroup:
         self.world.end_trial()
         found = self.world.failures  # which grows while the group listens
         began, asked, prompt_s = time.monotonic(), len(self._logs), self.world.limits.prompt_s
-        for worker in self.workers:
+        for worker in self.world.members:
             worker.request_reply()
         while True:
             self._listen(0.1)
             waited_s = time.monotonic() - began
             stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
-            missing = [each for each in self.workers if each.running and stacks.keys().isdisjoint(each.ranks)]
+            missing = [
+                each for each in self.world.members if each.running and stacks.keys().isdisjoint(each.ranks)
+            ]
             is_known = not failures.needs_cause(found) or waited_s >= ROOT_CAUSE_WAIT_S
             if (is_known and not missing) or waited_s >= prompt_s:
                 break
@@ -231,7 +215,7 @@ class WorkerGroup:
         self.world.end_trial()
         if not self.world.running:
             return []
-        for worker in self.workers:
+        for worker in self.world.members:
             worker.actor.stop_training.remote()
         start = time.monotonic()
         closing: list[Any] = []
@@ -240,7 +224,7 @@ class WorkerGroup:
             if self.world.running and not closing and time.monotonic() - start > 0.3:
                 # If the function reports on rank 0 only, rank 0 has left at its report, and the others wait
                 # for it in a collective. Breaking the world ends their wait.
-                closing = [worker.actor.close_world.remote() for worker in self.workers]
+                closing = [worker.actor.close_world.remote() for worker in self.world.members]
         running = sorted(self.world.running)
         if running:
             return [f"rank(s) {running} did not leave the training function in {UNWIND_TIMEOUT_S:g} s"]
@@ -254,7 +238,7 @@ class WorkerGroup:
 
     def begin_reset(self) -> None:
         """Begin to reset the workers, while Tune handles the finished trial."""
-        self._resetting = [worker.actor.reset.remote(1.0) for worker in self.workers]
+        self._resetting = [worker.actor.reset.remote(1.0) for worker in self.world.members]
 
     def _reset(self) -> list[str]:
         if not self._resetting:
@@ -273,7 +257,7 @@ class WorkerGroup:
         # killed.
         ends = [
             worker.actor.end_process.remote()
-            for worker in self.workers
+            for worker in self.world.members
             if worker.ranks and unresponsive.isdisjoint(worker.ranks)
         ]
         if ends:

@@ -85,8 +85,8 @@ class World:
         self._change: _Change | None = None
         # None before and after the trial, when losses are only recorded.
         self._request: TrialRequest | None = None
-        # What joining workers start from: the number of reports, and the newest checkpoint.
-        self._reports = 0
+        # What joining workers start from: the index of the last report taken, and the newest checkpoint.
+        self.reports = 0
         # Reports that the trial has not taken yet.
         self._pending: list[Report] = []
         self.checkpoint: CheckpointPlace | None = None
@@ -175,8 +175,7 @@ class World:
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""
-        self._request = request = replace(request, is_elastic=self.limits.is_elastic)
-        self.checkpoint = request.checkpoint
+        self._request, self.checkpoint = request, request.checkpoint
         members = list(self.members)
         calls = [worker.actor.begin.remote(request) for worker in members]
         for worker in members:
@@ -200,12 +199,8 @@ class World:
             if isinstance(reply, GetTimeoutError):
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"did not reply within {timeout_s:g} s")
             elif isinstance(reply, RayError):
-                self.record_death(worker, reply)
+                self.lose(worker, FailureKind.DIED, death_text(reply))
         return not any(isinstance(reply, RayError) for reply in replies)
-
-    def record_death(self, worker: Worker, error: RayError) -> None:
-        """Handle the loss of a worker that Ray has reported."""
-        self.lose(worker, FailureKind.DIED, death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
         """Handle the loss of a worker: the trial fails, or continues without it."""
@@ -375,7 +370,7 @@ class World:
         for worker in workers:
             worker.running = set(worker.ranks)
         request = replace(
-            self._request, world_number=self.number, reports=self._reports, checkpoint=self.checkpoint
+            self._request, world_number=self.number, reports=self.reports, checkpoint=self.checkpoint
         )
         calls = [
             worker.actor.assign.remote(each)
@@ -402,7 +397,7 @@ class World:
         if not self._pending:
             return None
         report = self._pending.pop(0)
-        self._reports, self._worlds_without_report = report.index, 0
+        self.reports, self._worlds_without_report = report.index, 0
         if self._without_world_since is not None:
             self.change_s = time.monotonic() - self._without_world_since
             self._without_world_since = None

@@ -323,7 +323,7 @@ class FakeTrial:
     @property
     def is_settled(self) -> bool:
         """Return True if the world consists of exactly the live actors."""
-        members = {worker.actor for worker in self.group.workers}
+        members = {worker.actor for worker in self.group.world.members}
         return self.launcher.alive == members and not any(actor.has_left for actor in members)
 
     def report_in(self, seconds: float) -> None:

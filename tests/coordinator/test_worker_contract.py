@@ -201,7 +201,7 @@ def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers
         for step in range(3):
             report(step=step)
 
-    channels = {place: each.channel for place, each in enumerate(workers.group.workers) if each.channel}
+    channels = {place: each.channel for place, each in enumerate(workers.group.world.members) if each.channel}
     if workers.kind not in ("gloo", "torch"):
         assert not channels  # their ranks are connected to the host actor
         return

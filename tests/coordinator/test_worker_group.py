@@ -37,9 +37,9 @@ def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
     trial = FakeTrial(clock, 512)
     last = trial.actors[-1]
     last.suspend()
-    trial.group.create()
+    trial.group.world.create()
     last.resume()
-    late = trial.group.workers[-1].description.reply
+    late = trial.group.world.members[-1].description.reply
     clock.call_later(TIMEOUT_S + 100.0, lambda: late.set_result(last.replies["describe"]))
     trial.group.begin(REQUEST)
     assert len(trial.group.world.hosts) == 512

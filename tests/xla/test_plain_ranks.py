@@ -155,7 +155,7 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
     assert workers.group.next_event()
     processes = below(workers)
     if killed == "the host's actor":
-        info = workers.group.workers[0].info
+        info = workers.group.world.members[0].info
         assert info is not None
         os.kill(info.pid, signal.SIGKILL)
     else:

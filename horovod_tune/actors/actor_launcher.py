@@ -10,7 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune.actors import ranks
-from horovod_tune.actors.rank_backend import PlacedRank, RankBackend, WorldRendezvous
+from horovod_tune.actors.rank_backend import OpenRendezvous, PlacedRank, RankBackend
 from horovod_tune.actors.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.channel.report_channel import CoordinatorChannel, Listener
 from horovod_tune.messages import Assignment, WorkerInfo
@@ -30,7 +30,7 @@ class ActorLauncher:
         *,
         node_id: str,
         make_backend: Callable[[], RankBackend],
-        rendezvous: WorldRendezvous,
+        open_rendezvous: OpenRendezvous,
     ) -> None:
         self._spec = spec
         self._group = placement_group
@@ -38,7 +38,8 @@ class ActorLauncher:
         self._bundles = [bundle for bundle, count in enumerate(spec.slots) for _ in range(count)]
         self._node_id = node_id
         self._make_backend = make_backend
-        self._rendezvous = rendezvous
+        self._open_rendezvous = open_rendezvous
+        self._close_rendezvous: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
         # By slot: the placement groups of actors outside the trial's own group; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
@@ -104,7 +105,7 @@ class ActorLauncher:
         # NCCL chooses once per process, also for later worlds, which may be on several hosts.
         stays = single_host and (spec.num_hosts == 1 or not spec.is_elastic)
         placed = list(map(PlacedRank, actors, infos, rank_infos, interfaces))
-        environments = self._rendezvous.open(placed)
+        environments, self._close_rendezvous = self._open_rendezvous(placed)
         self._listener = Listener()
         assignments = []
         for number, (rank, visible, environment) in enumerate(zip(placed, gpus, environments, strict=True)):
@@ -134,9 +135,9 @@ class ActorLauncher:
         self._end_rendezvous()
 
     def abandon_world(self) -> None:
-        self._rendezvous.close()
+        self._close_rendezvous()
 
     def _end_rendezvous(self) -> None:
         for channel in self.channels().values():  # those not returned before
             channel.close()
-        self._rendezvous.close()
+        self._close_rendezvous()

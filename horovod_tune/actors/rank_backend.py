@@ -1,12 +1,12 @@
 """The interfaces that Horovod's and torch.distributed's backends implement for the actors that they share.
 
-A `RankBackend` is in each rank's process, a `WorldRendezvous` in the coordinator. A backend inherits
-the methods that have a default.
+A `RankBackend` is in each rank's process; it inherits the methods that have a default. `OpenRendezvous` is
+called in the coordinator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
@@ -80,15 +80,6 @@ class PlacedRank(NamedTuple):
     interface: str
 
 
-class WorldRendezvous(Protocol):
-    """The rendezvous of one trial's worlds, in the coordinator."""
-
-    def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
-        """Open the next world's rendezvous, instead of the previous one; return each rank's environment."""
-
-    def close(self) -> None:
-        """Undo `open`, so that ranks which are still entering the world get an error; may be called twice.
-
-        By default, nothing has to be undone, and `RankBackend.abort` ends the ranks' waits.
-        """
-        return
+# Opens the rendezvous of the next world; returns each rank's environment, and a function that closes the
+# rendezvous, so that ranks which are still entering the world get an error, and may be called twice.
+OpenRendezvous = Callable[[Sequence[PlacedRank]], tuple[list[dict[str, str]], Callable[[], None]]]

@@ -129,10 +129,10 @@ class EventQueue:
 
         ref.future().add_done_callback(arrived)
 
-    def add_channel(self, worker: Worker) -> None:
+    def add_channel(self, worker: Worker, channel: CoordinatorChannel) -> None:
         """Receive reports through the worker's channel."""
-        assert worker.channel is not None
-        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+        worker.channel = channel
+        self._selector.register(channel, selectors.EVENT_READ, worker)
 
     def wait(self, timeout_s: float) -> tuple[Replies, Reports]:
         """Wait until something arrives, for at most ``timeout_s``, and return everything that has arrived.
@@ -189,16 +189,11 @@ def call_all(
     once_s = start_timeout_s(timeout_s, len(workers))
     for waited in range(1, times + 1):
         replies = replies_to(calls, once_s)
-        failed = {
-            worker: reply
-            for worker, reply in zip(workers, replies, strict=True)
-            if isinstance(reply, RayError)
-        }
-        late = [worker for worker, error in failed.items() if isinstance(error, GetTimeoutError)]
-        dead = [worker for worker in failed if worker not in late]
-        if dead:
-            error = failed[dead[0]]
-            raise StartFailed(f"{_names(dead)} failed {doing}: {error}") from error
+        pairs = zip(workers, replies, strict=True)
+        errors = {worker: reply for worker, reply in pairs if isinstance(reply, RayError)}
+        late = [worker for worker, error in errors.items() if isinstance(error, GetTimeoutError)]
+        if dead := [worker for worker in errors if worker not in late]:
+            raise StartFailed(f"{_names(dead)} failed {doing}: {errors[dead[0]]}") from errors[dead[0]]
         if not late:
             return replies
         if waited < times:

@@ -167,11 +167,8 @@ class World:
     def _connect(self, workers: Sequence[Worker]) -> None:
         """Open the channels of workers on this host; ``workers`` are in the order of the assignments."""
         for number, channel in self._launcher.channels().items():
-            worker = workers[number]
-            worker.channel = channel
-            self._events.add_channel(worker)
-            if worker not in self.members:  # lost meanwhile
-                self._events.close_channels([worker])
+            self._events.add_channel(workers[number], channel)
+        self._events.close_channels([each for each in workers if each not in self.members])  # lost meanwhile
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""

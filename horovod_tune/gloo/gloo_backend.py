@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from horovod_tune.actors.actor_launcher import ActorLauncher
-from horovod_tune.actors.rank_backend import PlacedRank, WorldRendezvous
+from horovod_tune.actors.rank_backend import PlacedRank
 from horovod_tune.errors import BackendMissing
 from horovod_tune.gloo.horovod_world import HorovodWorld
 from horovod_tune.gloo.rendezvous import Rendezvous
@@ -54,38 +55,28 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
         placement_group,
         node_id=node_id,
         make_backend=HorovodWorld,
-        rendezvous=HorovodRendezvous(spec, node_id),
+        open_rendezvous=functools.partial(_open_rendezvous, spec, node_id),
     )
 
 
-class HorovodRendezvous(WorldRendezvous):
-    """Horovod's HTTP rendezvous, in this process on the node ``node_id``."""
-
-    def __init__(self, spec: TrialSpec, node_id: str) -> None:
-        self._spec = spec
-        self._node_id = node_id
-        self._rendezvous: Rendezvous | None = None
-
-    def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
-        all_here = {each.info.node_id for each in ranks} == {self._node_id}
-        self._rendezvous = Rendezvous("127.0.0.1" if all_here else ray.util.get_node_ip_address())
-        return [
-            horovod_environment(
-                each.rank_info,
-                host_key=each.info.node_id,
-                rendezvous=self._rendezvous.address,
-                interface=each.interface,
-                gloo_timeout_s=self._spec.connect_timeout_s,
-                stall_timeout_s=self._spec.stall_timeout_s,
-            )
-            for each in ranks
-        ]
-
-    def close(self) -> None:
-        # Otherwise, a rank that waits for a peer at the rendezvous retries until Gloo's own timeout.
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-            self._rendezvous = None
+def _open_rendezvous(
+    spec: TrialSpec, node_id: str, ranks: Sequence[PlacedRank]
+) -> tuple[list[dict[str, str]], Callable[[], None]]:
+    """Open Horovod's HTTP rendezvous in this process, which is on the node ``node_id``."""
+    all_here = {each.info.node_id for each in ranks} == {node_id}
+    rendezvous = Rendezvous("127.0.0.1" if all_here else ray.util.get_node_ip_address())
+    environments = [
+        horovod_environment(
+            each.rank_info,
+            host_key=each.info.node_id,
+            rendezvous=rendezvous.address,
+            interface=each.interface,
+            gloo_timeout_s=spec.connect_timeout_s,
+            stall_timeout_s=spec.stall_timeout_s,
+        )
+        for each in ranks
+    ]
+    return environments, rendezvous.close
 
 
 def horovod_environment(

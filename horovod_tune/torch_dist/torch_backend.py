@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
 from horovod_tune.actors.actor_launcher import ActorLauncher
-from horovod_tune.actors.rank_backend import PlacedRank, WorldRendezvous
+from horovod_tune.actors.rank_backend import PlacedRank
 from horovod_tune.errors import BackendMissing, StartFailed
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.torch_dist.torch_world import TorchWorld
@@ -24,45 +24,50 @@ def require_installed() -> None:
 
 def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLauncher:
     """Return the launcher of a trial with torch.distributed."""
-    make_backend = functools.partial(TorchWorld, spec.stall_timeout_s, spec.connect_timeout_s, spec.use_gpu)
-    rendezvous = StoreRendezvous(spec.timeout_s)
     return ActorLauncher(
-        spec, placement_group, node_id=node_id, make_backend=make_backend, rendezvous=rendezvous
+        spec,
+        placement_group,
+        node_id=node_id,
+        make_backend=functools.partial(
+            TorchWorld, spec.stall_timeout_s, spec.connect_timeout_s, spec.use_gpu
+        ),
+        open_rendezvous=functools.partial(_open_store, spec.timeout_s),
     )
 
 
-class StoreRendezvous(WorldRendezvous):
-    """A TCPStore that lives and ends in rank 0's process, since the coordinator does not import torch."""
+def _open_store(
+    timeout_s: float, ranks: Sequence[PlacedRank]
+) -> tuple[list[dict[str, str]], Callable[[], None]]:
+    """Open a TCPStore in rank 0's process, since this process does not import torch.
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-
-    def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
-        """Open the store; return the variables that torchrun would set for each rank."""
-        by_rank = sorted(ranks, key=lambda each: each.rank_info.rank)
-        hosts = list(dict.fromkeys(each.info.node_id for each in by_rank))
-        first = by_rank[0]
-        address = "127.0.0.1" if len(hosts) == 1 else first.info.node_ip
-        try:
-            port = ray.get(first.actor.call_backend.remote("serve_store", address), timeout=self._timeout_s)
-        except ray.exceptions.GetTimeoutError:
-            late = f"did not open a TCPStore within timeout_s={self._timeout_s:g} s"
-            raise StartFailed(f"rank 0 on {first.info.host} {late}") from None
-        except ray.exceptions.RayError as error:
-            raise StartFailed(f"rank 0 on {first.info.host} could not open a TCPStore: {error}") from error
-        return [
-            {
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
-                "RANK": str(rank_info.rank),
-                "WORLD_SIZE": str(rank_info.size),
-                "LOCAL_RANK": str(rank_info.local_rank),
-                "LOCAL_WORLD_SIZE": str(rank_info.local_size),
-                "GROUP_RANK": str(hosts.index(info.node_id)),
-                "GROUP_WORLD_SIZE": str(len(hosts)),
-                # Rank 0 must not open another store at MASTER_PORT.
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "GLOO_SOCKET_IFNAME": interface,
-            }
-            for _, info, rank_info, interface in ranks
-        ]
+    Returns the variables that torchrun would set for each rank. The store ends with rank 0;
+    `RankBackend.abort` ends the ranks' waits.
+    """
+    by_rank = sorted(ranks, key=lambda each: each.rank_info.rank)
+    hosts = list(dict.fromkeys(each.info.node_id for each in by_rank))
+    first = by_rank[0]
+    address = "127.0.0.1" if len(hosts) == 1 else first.info.node_ip
+    try:
+        port = ray.get(first.actor.call_backend.remote("serve_store", address), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        late = f"did not open a TCPStore within timeout_s={timeout_s:g} s"
+        raise StartFailed(f"rank 0 on {first.info.host} {late}") from None
+    except ray.exceptions.RayError as error:
+        raise StartFailed(f"rank 0 on {first.info.host} could not open a TCPStore: {error}") from error
+    environments = [
+        {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "RANK": str(rank_info.rank),
+            "WORLD_SIZE": str(rank_info.size),
+            "LOCAL_RANK": str(rank_info.local_rank),
+            "LOCAL_WORLD_SIZE": str(rank_info.local_size),
+            "GROUP_RANK": str(hosts.index(info.node_id)),
+            "GROUP_WORLD_SIZE": str(len(hosts)),
+            # Rank 0 must not open another store at MASTER_PORT.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "GLOO_SOCKET_IFNAME": interface,
+        }
+        for _, info, rank_info, interface in ranks
+    ]
+    return environments, lambda: None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -13,7 +11,6 @@ from typing import NamedTuple
 
 from horovod_tune.errors import MetricsError
 
-_PART = re.compile(r"checkpoint_.*\.part")
 _PIECES_AT_ONCE = 1000
 
 
@@ -173,10 +170,8 @@ def put_in_place(part: str, target: str) -> None:
 
 def remove_parts(directory: str) -> None:
     """Remove the partial checkpoints that killed processes left in a trial's directory."""
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(directory):
-            if _PART.fullmatch(name):
-                shutil.rmtree(Path(directory, name), ignore_errors=True)
+    for part in Path(directory).glob("checkpoint_*.part"):
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def fingerprint(path: str) -> tuple[int, int] | None:

@@ -9,8 +9,7 @@ from pathlib import Path
 # How much of one rank's output a trial keeps.
 LOG_BYTES = 16 << 20
 _LEFT_OUT = re.compile(rb"\[horovod_tune: (\d+) bytes of this log are left out here\]\n")
-
-
+# More than that line has.
 _MARKER_BYTES = 100
 
 
@@ -42,19 +41,15 @@ def shorten(text: bytes, limit: int) -> bytes:
     return text[:end] + left_out(count) + text[start:]
 
 
-def append(path: Path, text: bytes, *, limit: int = LOG_BYTES) -> bool:
-    """Append to a log of ``limit`` bytes at most; return True if something was left out of it.
-
-    A log that grows too long is cut to half of the limit, so that this is rare.
-    """
+def append(path: Path, text: bytes, *, limit: int = LOG_BYTES) -> None:
+    """Append to a log; one that exceeds ``limit`` bytes is cut to half of that, so that this is rare."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size + len(text) <= limit:
             file.write(text)
-            return False
+            return
         file.seek(0)
         short = shorten(file.read() + text, limit // 2)
         file.truncate(0)
         file.write(short)
-        return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,11 @@ def require_installed() -> None:
         raise BackendMissing(
             f"Horovod is installed, but for no framework: it has no compiled library. {_CURE}"
         )
-    if not any(_mentions(library, _GLOO_MARK) for library in libraries):
+    if not any(_GLOO_MARK in library.read_bytes() for library in libraries):
         raise BackendMissing(f"Horovod is not built with Gloo. {_CURE}")
     present = installed_horovod()
     if present is not None and not present.version.startswith("0.28."):
         raise BackendMissing(f"Horovod must be 0.28.x, got {present.version}. {_CURE}")
-
-
-def _mentions(library: Path, mark: bytes) -> bool:
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(mark) >= 0
 
 
 def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLauncher:

@@ -45,10 +45,6 @@ class Copy:
         fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
-    @property
-    def is_held(self) -> bool:
-        return self._lock >= 0
-
 
 class HostCopies:
     """One process's access to the copies in a folder of this host."""
@@ -84,7 +80,7 @@ class HostCopies:
                 if _is_current(path, lock) and path.is_dir():
                     undo.pop_all()
                     copy = Copy(path, lock)
-                    self._held = [copy, *(each for each in self._held if each.is_held)]
+                    self._held.append(copy)
                     return copy
 
     def release_all(self) -> None:

@@ -10,11 +10,12 @@ Files are sent in chunks, a few at a time. No port is opened, and Ray's authenti
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import ray
@@ -28,12 +29,12 @@ CHUNK_BYTES = 8 << 20
 # The most chunks in transit, which bounds their share of the object store.
 IN_FLIGHT = 4
 CALLS_AT_ONCE = 8
-# How long an abandoned copy waits for chunks that are in transit.
-DISCARD_TIMEOUT_S = 600.0
 # How many actors a copy may use in turn, since an actor may end with the process that created it.
 NEW_ACTORS = 4
 
 Result = TypeVar("Result")
+# Calls a function with these arguments, on this node or another, and returns its result.
+Call = Callable[..., Any]
 
 
 class NodeFiles:
@@ -41,11 +42,6 @@ class NodeFiles:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
-
-    def discard(self, part: str, begun: list[Any]) -> None:
-        """Wait for the calls that write to a partial copy, since they run in parallel, and then remove it."""
-        ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def begin(node: str) -> Any:
@@ -67,19 +63,20 @@ def begin(node: str) -> Any:
 _actors: dict[tuple[str, str], Any] = {}
 
 
-def _with_actor(node: str, timeout_s: float, work: Callable[[Any, Callable[[Any], Any]], Result]) -> Result:
-    """Return ``work(actor, get)``; repeat it if the actor has ended with another process.
+def _with_actor(node: str, timeout_s: float, work: Callable[[Call], Result]) -> Result:
+    """Return ``work(there)``; repeat it if the actor has ended with another process.
 
-    ``get(ref)`` returns the value of ``ref``, or raises GetTimeoutError after ``timeout_s`` in all.
+    ``there`` calls functions on ``node``, and raises GetTimeoutError after ``timeout_s`` in all.
     """
     end = time.monotonic() + timeout_s
 
-    def get(ref: Any) -> Any:
+    def there(function: Callable[..., Any], *arguments: Any) -> Any:
+        ref = begin(node).call.remote(function, *arguments)
         return ray.get(ref, timeout=max(0.0, end - time.monotonic()))
 
     for attempt in range(NEW_ACTORS):
         try:
-            return work(begin(node), get)
+            return work(there)
         except (ActorDiedError, ActorUnavailableError):
             _actors.pop((ray.get_runtime_context().get_job_id(), node), None)
             alive = any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
@@ -87,6 +84,28 @@ def _with_actor(node: str, timeout_s: float, work: Callable[[Any, Callable[[Any]
                 raise
             time.sleep(0.2 * 2**attempt)  # until Ray has freed its name
     raise AssertionError("the last attempt returns or raises")
+
+
+def _here(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _copy(source: str, at_source: Call, target: str, at_target: Call) -> None:
+    found = at_source(directories.entries, source)
+    part = f"{target}.{uuid.uuid4().hex}.part"
+
+    def copy_chunk(chunk: list[Piece]) -> None:
+        at_target(directories.write, part, chunk, at_source(directories.read, source, chunk))
+
+    try:
+        at_target(directories.make, part, found)
+        with ThreadPoolExecutor(IN_FLIGHT) as pool:
+            list(pool.map(copy_chunk, directories.pieces(found, CHUNK_BYTES)))
+        at_target(directories.put_in_place, part, target)
+    except BaseException:
+        with contextlib.suppress(Exception):  # it must not hide the cause
+            at_target(shutil.rmtree, part, True)
+        raise
 
 
 def send_directory(source: str, node: str, target: str, *, timeout_s: float) -> None:
@@ -97,58 +116,17 @@ def send_directory(source: str, node: str, target: str, *, timeout_s: float) -> 
         MetricsError: it holds something that cannot be copied.
         ray.exceptions.GetTimeoutError: the copy took longer than ``timeout_s``.
     """
-    found = directories.entries(source)
-
-    def send(files: Any, get: Callable[[Any], Any]) -> None:
-        part = f"{target}.{uuid.uuid4().hex}.part"
-        begun = [files.call.remote(directories.make, part, found)]
-        try:
-            get(begun[0])
-            for chunk in directories.pieces(found, CHUNK_BYTES):
-                contents = directories.read(source, chunk)
-                get(begun[max(0, len(begun) - IN_FLIGHT)])
-                begun.append(files.call.remote(directories.write, part, chunk, contents))
-            for ref in begun[-IN_FLIGHT:]:
-                get(ref)
-            begun.append(files.call.remote(directories.put_in_place, part, target))
-            get(begun[-1])
-        except BaseException:
-            files.discard.remote(part, begun)
-            raise
-
-    _with_actor(node, timeout_s, send)
+    _with_actor(node, timeout_s, lambda there: _copy(source, _here, target, there))
 
 
 def fetch_directory(node: str, source: str, target: str, *, timeout_s: float) -> None:
     """Copy ``source`` of ``node`` to a directory of this node, which appears whole or not at all.
 
-    Raises:
-        FileNotFoundError: ``source`` is not a directory on its node.
-        MetricsError: it holds something that cannot be copied.
-        ray.exceptions.GetTimeoutError: the copy took longer than ``timeout_s``.
+    Raises: as `send_directory`, with ``source`` on its node.
     """
-
-    def fetch(files: Any, get: Callable[[Any], Any]) -> None:
-        part = f"{target}.{uuid.uuid4().hex}.part"
-        try:
-            found = get(files.call.remote(directories.entries, source))
-            directories.make(part, found)
-            waiting: deque[tuple[list[Piece], Any]] = deque()
-            for chunk in directories.pieces(found, CHUNK_BYTES):
-                waiting.append((chunk, files.call.remote(directories.read, source, chunk)))
-                if len(waiting) == IN_FLIGHT:
-                    first, ref = waiting.popleft()
-                    directories.write(part, first, get(ref))
-            for first, ref in waiting:
-                directories.write(part, first, get(ref))
-            directories.put_in_place(part, target)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-
-    _with_actor(node, timeout_s, fetch)
+    _with_actor(node, timeout_s, lambda there: _copy(source, there, target, _here))
 
 
 def call_on(node: str, function: Callable[..., Result], *arguments: Any, timeout_s: float) -> Result:
     """Call a function on ``node`` and return its result."""
-    return _with_actor(node, timeout_s, lambda files, get: get(files.call.remote(function, *arguments)))
+    return _with_actor(node, timeout_s, lambda there: there(function, *arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 
 import pyarrow.fs
@@ -18,41 +17,26 @@ from horovod_tune.transfer.host_copies import HostCopies
 
 
 class OtherDisk:
-    """The actor of a node whose disk is a folder of the test's: every path that it gets is below that.
-
-    Calls run at once; what they raise is raised by `get`, as Ray does.
-    """
+    """A node whose disk is a folder of the test's: every path that it gets is below that."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.calls = root, []
-        self._files = node_transfer.NodeFiles()
 
     def __call__(self, path: str) -> Path:
         return self.root / path.lstrip("/")
 
-    def __getattr__(self, name):
-        def remote(*arguments):
-            self.calls.append(arguments[0].__name__ if name == "call" else name)
-            paths = (str, Path)
-            there = [type(each)(self(str(each))) if isinstance(each, paths) else each for each in arguments]
-            try:
-                return getattr(self._files, name)(*there)
-            except Exception as error:
-                return error
-
-        return types.SimpleNamespace(remote=remote)
-
-    def get(self, answer):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def call(self, function, *arguments):
+        self.calls.append(function.__name__)
+        paths = (str, Path)
+        return function(
+            *(type(each)(self(str(each))) if isinstance(each, paths) else each for each in arguments)
+        )
 
 
 @pytest.fixture
 def other_disk(tmp_path, monkeypatch):
     disk = OtherDisk(tmp_path / "disk of the driver")
-    monkeypatch.setattr(node_transfer, "_with_actor", lambda node, timeout_s, work: work(disk, disk.get))
-    monkeypatch.setattr(node_transfer.ray, "wait", lambda *_, **__: None)  # all calls have ended
+    monkeypatch.setattr(node_transfer, "_with_actor", lambda node, timeout_s, work: work(disk.call))
     monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
     return disk
 

@@ -101,7 +101,11 @@ class Coordinator:
                     return self._retry(cause)
                 first, _, rest = str(cause).partition("\n")
                 cause.args = (f"{first}\n{_USED}\n{rest}",)
-            self._end_workers(cause)
+            self._keep_logs(at_end=True)
+            try:
+                self.close()
+            except Exception:  # any: it must not hide the cause
+                logger.exception("the workers could not be ended after %r", cause)
             raise
         match event:
             case Report(metrics=metrics, checkpoint_path=path):
@@ -124,29 +128,24 @@ class Coordinator:
         self._replace_workers(["the trial failed in them"])
         return self.next_result()
 
-    def _end_workers(self, cause: Exception) -> None:
-        """End the workers after ``cause``, which no later error may hide."""
-        self._keep_logs(at_end=True)
-        try:
-            self.close()
-        except Exception:  # any: it must not hide the cause
-            logger.exception("the workers could not be ended after %r", cause)
-
     def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
-        trial, ranks = self._trial, self._group.world.hosts
+        trial, world = self._trial, self._group.world
         trial.has_reported = True
-        world = {
+        ranks = world.hosts
+        more: dict[str, Any] = {
             "world_size": len(ranks),
             # In Horovod's notation; a string, since the TensorBoard logger would plot a list.
             "hosts": ",".join(f"{host}:{len(list(each))}" for host, each in groupby(ranks.values())),
             "start_s": trial.start_s,
-            **self._group.world.change_metrics,
         }
-        metrics = metrics | world | metrics  # a function's own metrics take precedence
+        if world.limits.is_elastic:
+            more["world_changes"] = len(world.changes)
+            more["world_change"] = world.changes[-1] if world.changes else ""
+            more["world_change_s"] = round(world.change_s, 3)
+        metrics = metrics | more | metrics  # a function's own metrics take precedence
         checkpoint, trial.stored = None, None
         if path is not None:
-            members = self._group.world.members
-            nodes = (each.info.node_id for each in members if each.info and 0 in each.ranks)
+            nodes = (each.info.node_id for each in world.members if each.info and 0 in each.ranks)
             try:
                 checkpoint, trial.stored = trial.storage.persist(path, metrics, node_id=next(nodes, None))
             except MetricsError as error:

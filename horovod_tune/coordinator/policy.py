@@ -110,10 +110,6 @@ def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     Fail(reason='')
     >>> decide(WorldStatus(members=2, lost=1, left=1, elapsed_s=61.0), elastic)
     <Action.ABANDON: 3>
-    >>> decide(WorldStatus(members=1, lost=2, left=1), elastic)
-    <Action.WAIT: 1>
-    >>> decide(WorldStatus(members=1, lost=2, left=1, ready=1), elastic)
-    <Action.REFORM: 2>
     >>> decide(WorldStatus(members=1, lost=2, left=1, waited_s=31.0), elastic).reason[:21]
     '1 rank(s) are left, m'
     """

@@ -1,8 +1,7 @@
 """The coordinator's side of a trial: handles its workers' reports, logs and failures, and ends it.
 
-Runs in the coordinator, in one thread. Every wait has an end: a worker replies to `poll` even if it has
-nothing to send; one that has not replied for the trial's ``timeout_s`` is treated as lost. `world` keeps the
-list of workers, and handles their loss.
+Runs in one thread. Every wait has an end: a worker replies to `poll` even if it has nothing to send; one that
+has not replied for the trial's ``timeout_s`` is lost, which `world` handles.
 
 Step 3 of 5 of a report's path: `next_event()` returns it to `coordinator.py`, and the next call
 acknowledges it on every rank.

@@ -1,10 +1,8 @@
 """The world of one trial in the coordinator: its members, and how it is formed, broken and formed again.
 
-What happens when a rank dies: the reply to `Worker.poll` is an error or overdue, so `lose` calls
-`policy.decide`. Either the trial fails (`failures`), or `lose` removes the worker and breaks the world on
-the other ranks, so that none waits in a collective or a report. Each sends `NeedsWorld` when its training
-function has left the world (`record_left`). When all have, `policy.decide` returns `REFORM`, and `_form_next`
-assigns ranks in the next world to the remaining workers and to those that have started meanwhile.
+If a rank dies, `lose` calls `policy.decide`. Either the trial fails (`failures`), or the world is broken on
+the other ranks, each of which sends `NeedsWorld` when it has left (`record_left`). When all have,
+`_form_next` makes the next world of them and of the workers that have started meanwhile.
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ class World:
         self.forget_trial()
 
     def forget_trial(self) -> None:
-        """Reset the counters for the next trial."""
         self.number = 0
         # The ranks whose loss ends the trial.
         self.failures: list[Failed] = []
@@ -108,17 +105,6 @@ class World:
         """The host of each rank, by rank; empty until the workers have their ranks."""
         by_rank = {rank: worker.info.host for worker in self.members if worker.info for rank in worker.ranks}
         return dict(sorted(by_rank.items()))
-
-    @property
-    def change_metrics(self) -> dict[str, Any]:
-        """The metrics that describe the changes of an elastic trial's world."""
-        if not self.limits.is_elastic:
-            return {}
-        return {
-            "world_changes": len(self.changes),
-            "world_change": self.changes[-1] if self.changes else "",
-            "world_change_s": round(self.change_s, 3),
-        }
 
     def create(self) -> None:
         """Start the workers, without waiting for them."""
@@ -182,7 +168,6 @@ class World:
         self.slots.start_missing(self.members)
 
     def poll_all(self) -> None:
-        """Poll every member that has running ranks and no pending poll."""
         for worker in self.members:
             if worker.running and not worker.is_polled:
                 worker.poll(self._events, self.limits.heartbeat_s)

@@ -1,13 +1,12 @@
 """The rendezvous of a world: the key-value server through which Horovod's Gloo ranks find each other.
 
 Runs in the coordinator, in one thread. It responds to the requests of Horovod 0.28's `http_store.cc`: one
-request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has connected. It differs from
-Horovod's own server in four ways: a GET for a missing key is held until the key is there (the stock client
-otherwise repeats it every 10 ms), the listen backlog holds a whole world's connections (with Horovod's
-backlog of 5, clients retry after seconds), every path starts with a secret that only this trial's ranks were
-given, and ``gathered.RANK.SIZE`` returns in one response what the other ranks have put for RANK. Each Gloo
-context thus needs three requests per rank with Horovod as `horovod-tune install-horovod` builds it; other
-builds make several for each pair of ranks. Bodies are opaque bytes; nothing is ever unpickled.
+request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has connected. Unlike Horovod's own
+server, it holds a GET until the key is there (the stock client repeats it every 10 ms), has a backlog for a
+whole world's connections (with Horovod's of 5, clients retry after seconds), requires paths that start with a
+secret of this trial, and returns for ``gathered.RANK.SIZE`` what the other ranks have put for RANK. A build
+by `horovod-tune install-horovod` thus makes three requests per rank and Gloo context, others several for each
+pair of ranks. Bodies are opaque bytes; nothing is ever unpickled.
 
 An unauthenticated client can hold one connection for at most `REQUEST_TIMEOUT_S`; it cannot end or block the
 server, not even with more connections than the process may have file descriptors.

@@ -64,13 +64,11 @@ def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) 
     So ``torch.cuda.set_device(hvd.local_rank())`` selects the GPU that Ray reserved for the rank, unless the
     process is from an earlier world: it keeps its value and its index there, `get_world().gpu`.
     """
-    by_node: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
-    for worker, rank_info in zip(workers, rank_infos, strict=True):
-        by_node.setdefault(worker.node_id, []).append((rank_info.local_rank, worker.gpu_ids))
-    visible = {
-        node: ",".join(gpu for _, gpus in sorted(slots) for gpu in gpus) for node, slots in by_node.items()
-    }
-    return [visible[worker.node_id] or None for worker in workers]
+    visible: dict[str, list[str]] = {}
+    by_local_rank = sorted(zip(workers, rank_infos, strict=True), key=lambda each: each[1].local_rank)
+    for worker, _ in by_local_rank:
+        visible.setdefault(worker.node_id, []).extend(worker.gpu_ids)
+    return [",".join(visible[worker.node_id]) or None for worker in workers]
 
 
 def interfaces() -> dict[str, tuple[str, ...]]:

@@ -151,15 +151,11 @@ class Slots:
 
     def record_lost(self, worker: Worker) -> None:
         """Release the slot of a lost member if a scheduler took it, or else start another actor for it."""
-        self.release([worker])
-        if not self.is_excess(worker) and worker.slot not in self.starting:
+        if self.is_excess(worker):
+            self._launcher.release_slot(worker.slot)
+        elif worker.slot not in self.starting:
             # In the same place: the slot's first host may still drain.
             self._start(worker.slot, elsewhere=worker.elsewhere, again=worker.elsewhere)
-
-    def release(self, workers: Sequence[Worker]) -> None:
-        """Release the slots of those of the ended ``workers`` whose slot a scheduler has taken."""
-        for worker in filter(self.is_excess, workers):
-            self._launcher.release_slot(worker.slot)
 
     def release_excess(self, members: Sequence[Worker]) -> None:
         """End actors starting in slots that a scheduler has taken; release those slots without a member."""

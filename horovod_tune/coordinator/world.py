@@ -117,30 +117,30 @@ class World:
         Raises:
             StartFailed: workers did not start in time, or were placed on other hosts than requested.
         """
+        timeout_s = self.limits.timeout_s
         while True:
+            members = self.members
             try:
-                return self._form_first()
+                descriptions = [worker.description for worker in members]
+                times = PROCESS_START_FACTOR
+                infos = call_all(members, descriptions, "to start", timeout_s=timeout_s, times=times)
+                for worker, info in zip(members, infos, strict=True):
+                    worker.info = info
+                calls = [worker.actor.assign.remote(each) for worker, each in self._assign_ranks(members)]
+                call_all(members, calls, "to take their ranks", timeout_s=timeout_s)
+                self._connect(members)
+                return
             except StartFailed:
                 if not self.limits.is_elastic:
                     raise
-                calls = [worker.actor.describe.remote() for worker in self.members]
-                replies = zip(self.members, replies_to(calls, self.limits.prompt_s), strict=True)
+                calls = [worker.actor.describe.remote() for worker in members]
+                replies = zip(members, replies_to(calls, self.limits.prompt_s), strict=True)
                 lost = [worker for worker, reply in replies if isinstance(reply, RayError)]
-                remaining = [each for each in self.members if each not in lost]
+                remaining = [each for each in members if each not in lost]
                 if not lost or not self.limits.can_continue_with(len(remaining)):
                     raise
                 self.members = remaining
                 end_workers(lost)
-
-    def _form_first(self) -> None:
-        timeout_s, members = self.limits.timeout_s, self.members
-        descriptions = [worker.description for worker in members]
-        infos = call_all(members, descriptions, "to start", timeout_s=timeout_s, times=PROCESS_START_FACTOR)
-        for worker, info in zip(members, infos, strict=True):
-            worker.info = info
-        calls = [worker.actor.assign.remote(each) for worker, each in self._assign_ranks(members)]
-        call_all(members, calls, "to take their ranks", timeout_s=timeout_s)
-        self._connect(members)
 
     def _assign_ranks(self, workers: Sequence[Worker], **options: Any) -> list[tuple[Worker, Assignment]]:
         infos = [worker.info for worker in workers if worker.info is not None]
@@ -296,7 +296,8 @@ class World:
                 if self.slots.enough_remain(self.members, len(ready)):
                     leaving = [worker for worker in self.members if self.slots.must_leave(worker)]
                     self._end_members(leaving)
-                    self.slots.release(leaving)
+                    for worker in filter(self.slots.is_excess, leaving):
+                        self._launcher.release_slot(worker.slot)
                 self._forget_offers()
                 self._form_next(change, ready)
             case Action.ABANDON:

@@ -59,16 +59,16 @@ class ActorLauncher:
         )
         return options.remote(self._make_backend)
 
-    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
+    def create_one(self, slot: int, *, elsewhere: bool = False) -> Any:
         """Create the actor of one slot, to replace a lost one or to grow the trial.
 
-        A slot beyond the trial's placement group, or whose host is draining (``elsewhere``), gets a group of
+        A slot beyond the trial's placement group, or whose host has drained (``elsewhere``), has a group of
         its own, which Ray removes when this coordinator ends.
         """
-        if slot < self._spec.world_size and not elsewhere:
-            return self._create_actor(self._group, self._bundles[slot])
         groups = self._more.setdefault(slot, [])
-        if not groups or (elsewhere and not again):
+        if slot < self._spec.world_size and not groups and not elsewhere:
+            return self._create_actor(self._group, self._bundles[slot])
+        if not groups or elsewhere:
             # With num_slots only, all ranks are on this host.
             same_host = self._spec.num_hosts == 1 and not elsewhere
             groups.append(

@@ -98,11 +98,10 @@ class Launcher(Protocol):
     def release_slot(self, slot: int) -> None:
         """Release the resources of a slot beyond the trial's placement group."""
 
-    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
+    def create_one(self, slot: int, *, elsewhere: bool = False) -> Any:
         """Create the actor of a slot, without waiting for it; return its handle.
 
-        ``elsewhere``: not on the slot's previous host, which is draining. ``again`` (only with
-        ``elsewhere``): reuse the placement group of the slot's last actor, which was lost.
+        It gets the resources of the slot's last actor, or with ``elsewhere`` others, since that host drains.
         """
 
     def abandon_world(self) -> None:

@@ -34,8 +34,8 @@ class Slots:
         self._queried_s = float("-inf")
         # Workers that start or wait to join, by slot, in the order in which they were started.
         self._joining: dict[int, Worker] = {}
-        # Slots whose next actor starts later: when (monotonic clock), and whether on another host.
-        self._due: dict[int, tuple[float, bool]] = {}
+        # Slots whose next actor starts later: when, by the monotonic clock.
+        self._due: dict[int, float] = {}
         self._deaths: dict[int, int] = {}
 
     @property
@@ -50,9 +50,8 @@ class Slots:
             if slot not in taken:
                 self._start(slot)
 
-    def _start(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> None:
-        actor = self._launcher.create_one(slot, elsewhere=elsewhere, again=again)
-        self._joining[slot] = Worker(actor, slot, elsewhere=elsewhere)
+    def _start(self, slot: int, *, elsewhere: bool = False) -> None:
+        self._joining[slot] = Worker(self._launcher.create_one(slot, elsewhere=elsewhere), slot)
 
     def ready(self, members: Sequence[Worker]) -> list[Worker]:
         """Return the workers that may join ``members`` now, in the order in which they were started."""
@@ -62,10 +61,9 @@ class Slots:
 
     def _started(self) -> list[Worker]:
         now = time.monotonic()
-        for slot, (when, elsewhere) in list(self._due.items()):
-            if now >= when:
-                del self._due[slot]
-                self._start(slot, elsewhere=elsewhere, again=True)
+        for slot in [slot for slot, when in self._due.items() if now >= when]:
+            del self._due[slot]
+            self._start(slot)
         for worker in list(self._joining.values()):
             try:
                 worker.info = ray.get(worker.description, timeout=0)
@@ -82,7 +80,7 @@ class Slots:
         self.end({worker.slot})
         deaths = self._deaths.get(worker.slot, 0)
         self._deaths[worker.slot] = deaths + 1
-        self._due[worker.slot] = (time.monotonic() + backoff_s(deaths), worker.elsewhere)
+        self._due[worker.slot] = time.monotonic() + backoff_s(deaths)
 
     def record_joined(self, workers: Sequence[Worker]) -> None:
         """Remove workers that have joined a world."""
@@ -154,8 +152,7 @@ class Slots:
         if self.is_excess(worker):
             self._launcher.release_slot(worker.slot)
         elif worker.slot not in self.starting:
-            # In the same place: the slot's first host may still drain.
-            self._start(worker.slot, elsewhere=worker.elsewhere, again=worker.elsewhere)
+            self._start(worker.slot)
 
     def release_excess(self, members: Sequence[Worker]) -> None:
         """End actors starting in slots that a scheduler has taken; release those slots without a member."""

@@ -39,7 +39,6 @@ class Worker:
 
     Attributes:
         slot: the index of its slot in the trial.
-        elsewhere: True if it is not on the slot's first host, which is draining.
         info: its node and process; None until they are known.
         ranks: empty until they are assigned.
         channel: its socket to this process; None, or closed, if it has none in this world.
@@ -50,7 +49,6 @@ class Worker:
 
     actor: Any
     slot: int
-    elsewhere: bool = False
     info: WorkerInfo | None = None
     ranks: tuple[int, ...] = ()
     channel: CoordinatorChannel | None = None

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from horovod_tune.errors import MetricsError
 
-_PIECES_AT_ONCE = 1000
-
 
 class Entry(NamedTuple):
     """A file or directory below a root: its relative path, its size (None: a directory), its mode.
@@ -75,42 +73,27 @@ def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator
             )
 
 
-def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
-    """Yield chunks of at most ``chunk_bytes`` bytes: pieces of a large file, or many small files.
+def pieces(found: Iterable[Entry], most_bytes: int) -> Iterator[Piece]:
+    """Yield the files of ``found`` in pieces of at most ``most_bytes`` bytes.
 
-    >>> found = [Entry("", None, 0o755), Entry("a", 5, 0o644), Entry("b", 1, 0o644)]
-    >>> [[tuple(piece) for piece in chunk] for chunk in pieces(found, 4)]
-    [[('a', 0, 4)], [('a', 4, 1), ('b', 0, 1)]]
+    >>> [tuple(piece) for piece in pieces([Entry("", None, 0o755), Entry("a", 5, 0o644)], 4)]
+    [('a', 0, 4), ('a', 4, 1)]
     """
-    chunk: list[Piece] = []
-    room = chunk_bytes
     for entry in found:
-        offset = 0
-        while offset < (entry.size or 0):
-            length = min(room, (entry.size or 0) - offset)
-            chunk.append(Piece(entry.path, offset, length))
-            offset, room = offset + length, room - length
-            if not room or len(chunk) == _PIECES_AT_ONCE:
-                yield chunk
-                chunk, room = [], chunk_bytes
-    if chunk:
-        yield chunk
+        size = entry.size or 0
+        for offset in range(0, size, most_bytes):
+            yield Piece(entry.path, offset, min(most_bytes, size - offset))
 
 
-def read(root: str, chunk: Iterable[Piece]) -> list[bytes]:
-    """Return the bytes of each piece.
-
-    Raises:
-        OSError: a file has become shorter since it was listed.
-    """
-    found = []
-    for piece in chunk:
-        with open(os.path.join(root, piece.path), "rb") as file:
-            file.seek(piece.offset)
-            found.append(file.read(piece.length))
-        if len(found[-1]) != piece.length:
-            raise OSError(f"{os.path.join(root, piece.path)} was changed while it was copied")
-    return found
+def read(root: str, piece: Piece) -> bytes:
+    """Return the bytes of a piece; OSError if the file has become shorter since it was listed."""
+    path = os.path.join(root, piece.path)
+    with open(path, "rb") as file:
+        file.seek(piece.offset)
+        content = file.read(piece.length)
+    if len(content) != piece.length:
+        raise OSError(f"{path} was changed while it was copied")
+    return content
 
 
 def make(root: str, found: Iterable[Entry]) -> None:
@@ -129,12 +112,11 @@ def make(root: str, found: Iterable[Entry]) -> None:
             )
 
 
-def write(root: str, chunk: Iterable[Piece], contents: Iterable[bytes]) -> None:
-    """Write pieces into the files that `make` created."""
-    for piece, content in zip(chunk, contents, strict=True):
-        with open(os.path.join(root, piece.path), "r+b") as file:
-            file.seek(piece.offset)
-            file.write(content)
+def write(root: str, piece: Piece, content: bytes) -> None:
+    """Write a piece into the file that `make` created."""
+    with open(os.path.join(root, piece.path), "r+b") as file:
+        file.seek(piece.offset)
+        file.write(content)
 
 
 def copy(source: str, target: str) -> None:

@@ -216,6 +216,8 @@ class FakeLauncher:
         self.on_every_create: Prepare = do_nothing
         self.abandoned, self.released = 0, list[int]()
         self.draining: set[str] = set()
+        # Slots whose actors are on the spare node.
+        self.moved: set[int] = set()
         # After how many calls of leave_world ("leave") or rejoin the actor in the last slot dies.
         self.dies_after: dict[str, int] = {}
 
@@ -240,8 +242,10 @@ class FakeLauncher:
                 del self.dies_after[event]
                 max(self.alive, key=lambda actor: (actor.slot, actor.rank)).die()
 
-    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> FakeActor:
-        actor = self._start(slot, **({"node": "node spare"} if elsewhere else {}))
+    def create_one(self, slot: int, *, elsewhere: bool = False) -> FakeActor:
+        if elsewhere:
+            self.moved.add(slot)
+        actor = self._start(slot, **({"node": "node spare"} if slot in self.moved else {}))
         actor.is_suspended = self.cluster_is_full
         on_create, self.on_create = self.on_create, do_nothing
         on_create([actor])
@@ -253,6 +257,7 @@ class FakeLauncher:
 
     def release_slot(self, slot: int) -> None:
         self.released.append(slot)
+        self.moved.discard(slot)
 
     def assign(
         self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None

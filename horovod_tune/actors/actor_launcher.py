@@ -111,12 +111,12 @@ class ActorLauncher:
         for number, (rank, visible, environment) in enumerate(zip(placed, gpus, environments, strict=True)):
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
-            # NCCL does not read Horovod's or Gloo's variable. Without "=" it treats the name as a prefix.
-            nccl = {"NCCL_SOCKET_IFNAME": f"={choose(rank.info, stays)}"} if spec.use_gpu else {}
-            if spec.nics:
-                environment |= nccl
-            # Without nics=, a value that is set on the host takes precedence.
-            defaults = {} if spec.nics else nccl
+            defaults: dict[str, str] = {}
+            if spec.use_gpu:
+                # NCCL does not read Horovod's or Gloo's variable. Without "=" it treats the name as a prefix.
+                # Without nics=, a value that is set on the host takes precedence.
+                settings = environment if spec.nics else defaults
+                settings["NCCL_SOCKET_IFNAME"] = f"={choose(rank.info, stays)}"
             # Ranks on other hosts report through Ray.
             token = self._listener.create_token(number) if rank.info.node_id == self._node_id else None
             assignments.append(Assignment((rank.rank_info,), environment, defaults, token))

@@ -88,5 +88,4 @@ class SocketRecorder:
         shut_down(self._recorded | opened)
 
     def forget(self) -> None:
-        """Forget what was recorded: the world has ended."""
         self._recorded = {}

@@ -92,7 +92,7 @@ class TrainingActor:
         )
 
     def call_backend(self, method: str, *arguments: Any) -> Any:
-        """Call a method of this rank's backend, for its `WorldRendezvous`."""
+        """Call a method of this rank's backend, for `OpenRendezvous`."""
         self._backend.load()
         return getattr(self._backend, method)(*arguments)
 

@@ -113,11 +113,7 @@ class CoordinatorChannel:
         return self._channel.send_nowait("acknowledge", run=run, index=index, checkpoint=place)
 
     def receive(self) -> list[tuple[int, Report]]:
-        """Return the reports that have arrived, each with the number of its trial; does not wait.
-
-        Raises:
-            MalformedMessage: the rank sent something other than a report.
-        """
+        """Return the reports that have arrived, each with the number of its trial; raises as `Channel`'s."""
         messages, is_open = self._channel.receive(0)
         if not is_open:
             self.close()
@@ -135,7 +131,6 @@ class RankChannel:
     """The rank's end of its channel. Any thread may send; `listen` needs a thread of its own."""
 
     def __init__(self, token: ChannelToken) -> None:
-        """Connect; raises OSError if no process listens at the token's address."""
         self._channel = Channel(connect(token), ACKS, MAX_REPORT_BYTES)
 
     def report(self, run: int, report: Report) -> bool:
@@ -167,5 +162,4 @@ class RankChannel:
             self.close()
 
     def close(self) -> None:
-        """Close the channel; `listen` returns in its thread."""
         self._channel.close()

@@ -83,7 +83,6 @@ class Slots:
         self._due[worker.slot] = time.monotonic() + backoff_s(deaths)
 
     def record_joined(self, workers: Sequence[Worker]) -> None:
-        """Remove workers that have joined a world."""
         for worker in workers:
             del self._joining[worker.slot]
             self._deaths.pop(worker.slot, None)
@@ -107,7 +106,6 @@ class Slots:
         return self.is_excess(worker) or self.is_draining(worker)
 
     def remaining(self, members: Sequence[Worker]) -> list[Worker]:
-        """Return the members that may stay."""
         return [worker for worker in members if not self.must_leave(worker)]
 
     def enough_remain(self, members: Sequence[Worker], joining: int = 0) -> bool:

@@ -44,7 +44,6 @@ class Worker:
         channel: its socket to this process; None, or closed, if it has none in this world.
         running: its ranks whose training function runs.
         is_polled: True while a reply to `poll` is pending.
-        is_reply_requested: True if an immediate reply was requested.
     """
 
     actor: Any

@@ -129,11 +129,7 @@ def _remove_if_free(path: Path, lock: int) -> None:
 
 
 def ask_node(place: CheckpointPlace, target: str | None = None) -> tuple[int, int] | None:
-    """Copy a checkpoint from its node to ``target``; without a target, return its `fingerprint` on that node.
-
-    Raises:
-        FileNotFoundError: the checkpoint to copy is not a directory on its node.
-    """
+    """Copy a checkpoint from its node to ``target``; without a target, return its `fingerprint` there."""
     node = str(place.node_id)
     if target is None:
         return node_transfer.call_on(node, fingerprint, place.path, timeout_s=PROBE_TIMEOUT_S)

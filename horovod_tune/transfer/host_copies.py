@@ -41,7 +41,8 @@ class Copy:
         if self._lock < 0 or os.getpid() != self._pid:
             return
         lock, self._lock = self._lock, -1
-        _remove_if_free(Path(self.path), lock)
+        with contextlib.suppress(FileNotFoundError):  # Ray has removed the session's directory
+            _remove_if_free(Path(self.path), lock)
         fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 

@@ -11,17 +11,13 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -75,14 +71,14 @@ class HorovodInfo(InstalledHorovod):
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One machine and the Python environment that was examined. Sizes are in bytes."""
+    """One machine and the Python environment that was examined."""
 
     host: str
     system: str
     python: str
     executable: str
     cpus: int
-    memory: int
+    memory: int  # in bytes
     # Versions of this package's own requirements; None for one that is missing.
     packages: dict[str, str | None]
     unmet: tuple[str, ...] = ()  # requirements of this package that the installed packages do not meet
@@ -96,10 +92,6 @@ class NodeInfo:
     gpu_devices: tuple[str, ...] = ()  # the GPUs' device files, whether or not torch can use them
     # The addresses of the network interfaces that are up.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    temporary_folder: str = "/tmp"
-    temporary_free: int = 0
-    shared_memory: int | None = None  # the size of /dev/shm; None if there is none
-    open_files: int = 0  # how many files a process may have open, at most (the hard limit)
 
 
 def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:
@@ -117,8 +109,6 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
     of_torch = found.get("torch", {})
     of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
-    temporary = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    there_now = next(folder for folder in (temporary, *temporary.parents) if folder.exists())
     return NodeInfo(
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -135,10 +125,6 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         horovod=HorovodInfo(**vars(horovod), **found["horovod"]) if horovod else None,
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         interfaces=interfaces(),
-        temporary_folder=str(temporary),
-        temporary_free=shutil.disk_usage(there_now).free,
-        shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
     )
 
 

@@ -6,13 +6,13 @@ import argparse
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,9 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    # An exception, so that a build that is ended also ends its compilers and removes its folder.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         install_horovod(arguments)
     except BuildError as error:
@@ -116,17 +119,13 @@ def install_horovod(options: argparse.Namespace) -> None:
 
 
 def _build(plan: Plan, torch: InstalledTorch, options: argparse.Namespace, cache: Path, work: Path) -> Path:
-    tools = installed.find_tools(torch, options.gpu, os.environ)
+    tools = installed.find_tools(torch, options.gpu, os.environ, work)
     logs = cache / "logs"
     logs.mkdir(exist_ok=True)
     log = logs / f"{work.name}_{time.strftime('%Y%m%d-%H%M%S')}.log"
     _pip_install_missing(SETUP_MODULES + MODULES)
-    tools = replace(tools, cmake=tools.cmake or build.fetch_cmake(work / "cmake"))
-    if tools.nccl is not None:
-        # The linker looks for `libnccl.so`, but torch's package has only `libnccl.so.2`.
-        library = work / "libnccl.so"
-        library.symlink_to(tools.nccl.library)
-        tools = replace(tools, nccl=replace(tools.nccl, library=library))
+    if "HOROVOD_CMAKE" not in tools:
+        tools["HOROVOD_CMAKE"] = build.fetch_cmake(work / "cmake")
     print(f"Fetching Horovod {HOROVOD_VERSION} ...", flush=True)
     source = build.fetch_source(options.source, work)
     build.apply(patches.patches_for(torch.release, plan.gpu), source)

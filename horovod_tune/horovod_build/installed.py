@@ -96,32 +96,24 @@ OLDEST_CMAKE = (3, 13)
 CUDA_VARIABLES = ("HOROVOD_CUDA_HOME", "CUDA_HOME")
 
 
-@dataclass(frozen=True)
-class Nccl:
-    """NCCL's header folder and its shared library."""
+def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str], work: Path) -> dict[str, str]:
+    """Return the variables that tell Horovod's setup where its tools are; BuildError lists what is missing.
 
-    include: Path
-    library: Path
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The tools of this machine that a build uses."""
-
-    cmake: str | None  # a CMake that is new enough; None means that pip's is fetched for the build
-    cuda_home: Path | None = None
-    nccl: Nccl | None = None
-
-
-def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str]) -> Tools:
-    """Return the tools that a build with `gpu` operations uses; BuildError lists all that is missing."""
-    missing, tools = list(_missing_tools(environ)), Tools(find_cmake(environ))
+    HOROVOD_CMAKE is not among them if no CMake is new enough. `work` gets a link to NCCL's library.
+    """
+    missing, cmake = list(_missing_tools(environ)), find_cmake(environ)
+    tools = {"HOROVOD_CMAKE": cmake} if cmake else {}
     if gpu == "nccl":
         home, nvcc = find_cuda(environ) or (None, None)
-        nccl = find_nccl(environ, [Path(entry) for entry in sys.path if entry])
+        include, library = find_nccl(environ, [Path(entry) for entry in sys.path if entry]) or (None, None)
         release = re.search(r"release (\d+\.\d+)", (nvcc and output_of(str(nvcc), "--version")) or "")
-        missing += _missing_for_nccl(torch, nvcc, release[1] if release else None, nccl)
-        tools = Tools(tools.cmake, home, nccl)
+        missing += _missing_for_nccl(torch, nvcc, release[1] if release else None, library)
+        if home and library:
+            # The linker looks for `libnccl.so`, but torch's package has only `libnccl.so.2`.
+            (work / "libnccl.so").symlink_to(library)
+            tools |= {"HOROVOD_NCCL_INCLUDE": str(include), "HOROVOD_NCCL_LIB": str(work)}
+            tools |= dict.fromkeys(CUDA_VARIABLES, str(home))
+            tools["PATH"] = f"{home / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"
     if missing:
         raise BuildError("Horovod cannot be compiled here:\n" + "\n".join(f"- {line}" for line in missing))
     return tools
@@ -141,7 +133,7 @@ def _missing_tools(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _missing_for_nccl(
-    torch: InstalledTorch, nvcc: Path | None, nvcc_release: str | None, nccl: Nccl | None
+    torch: InstalledTorch, nvcc: Path | None, nvcc_release: str | None, nccl: Path | None
 ) -> Iterator[str]:
     if torch.cuda is None:
         yield (
@@ -192,7 +184,7 @@ def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
     return next(((folder, nvcc) for folder, nvcc in found if os.access(nvcc, os.X_OK)), None)
 
 
-def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | None:
+def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> tuple[Path, Path] | None:
     """Return NCCL's header folder and shared library; `packages` are folders of installed packages."""
     # The copy in the packages that CUDA builds of torch install is the one that a training process loads.
     homes = [environ["HOROVOD_NCCL_HOME"]] if environ.get("HOROVOD_NCCL_HOME") else []
@@ -205,7 +197,7 @@ def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | No
     for include, folder in places:
         for library in (folder / "libnccl.so", folder / "libnccl.so.2"):
             if (include / "nccl.h").is_file() and library.exists():
-                return Nccl(include, library)
+                return include, library
     return None
 
 

@@ -46,7 +46,7 @@ def source_archive(folder: Path, body: str = "") -> Path:
         if hunk.before not in changed.get(path, ""):
             there[path] = there.get(path, "") + hunk.before + "\n"
             changed[path] = changed.get(path, "") + hunk.before + "\n"
-        changed[path] = hunk.applied_to(changed[path])
+        changed[path] = changed[path].replace(hunk.before, hunk.after)
     for path, text in there.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -19,7 +19,6 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,36 +49,19 @@ _ERROR = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One build of Horovod: everything that makes its wheel differ from another's."""
+def built_version(gpu: str) -> str:
+    """Return Horovod's version as `pip list` shows it after a build with `gpu` operations."""
+    return f"{HOROVOD_VERSION}+{PATCH_LEVEL}.{'cpu' if gpu == 'none' else gpu}"
 
-    torch_version: str
-    gpu: str = "none"
-    python: str = f"{sys.implementation.cache_tag}"
-    machine: str = "unknown"
-    # The chips that CUDA code is compiled for, HOROVOD_BUILD_CUDA_CC_LIST; empty for Horovod's choice.
-    cuda_chips: str = ""
 
-    @property
-    def local_version(self) -> str:
-        """The part of Horovod's version after the plus sign: ``ht7.cpu``."""
-        return f"{PATCH_LEVEL}.{'cpu' if self.gpu == 'none' else self.gpu}"
+def wheel_key(torch_version: str, gpu: str, machine: str, cuda_chips: str = "") -> str:
+    """Return the cache's folder for a wheel, with all that makes it differ from another build's.
 
-    @property
-    def full_version(self) -> str:
-        """Horovod's version as `pip list` shows it after the build."""
-        return f"{HOROVOD_VERSION}+{self.local_version}"
-
-    @property
-    def key(self) -> str:
-        """The folder of this build's wheel in the cache.
-
-        >>> Plan("2.13.0+cpu", python="cpython-311", machine="linux-x86_64").key.split("_", 1)[1]
-        'torch-2.13.0+cpu_cpython-311_linux-x86_64'
-        """
-        chips = f"_{self.cuda_chips.replace(',', '.')}" if self.cuda_chips else ""
-        return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}{chips}"
+    `machine` is that of `machine_tag`; `cuda_chips` are empty for Horovod's choice.
+    """
+    chips = f"_{cuda_chips.replace(',', '.')}" if cuda_chips else ""
+    python = sys.implementation.cache_tag
+    return f"horovod-{built_version(gpu)}_torch-{torch_version}_{python}_{machine}{chips}"
 
 
 def machine_tag(cpuinfo: str) -> str:
@@ -101,11 +83,11 @@ def max_jobs() -> int:
 
 
 def compile_environment(
-    plan: Plan, environ: Mapping[str, str], *, jobs: int, tools: Mapping[str, str]
+    gpu: str, environ: Mapping[str, str], *, jobs: int, tools: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment in which Horovod's setup runs; `tools` are the variables of `find_tools`."""
     # The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    # the plan's key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
+    # its key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
     kept.pop("CMAKE_GENERATOR", None)  # Horovod passes make's options to any generator.
@@ -115,11 +97,11 @@ def compile_environment(
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_LOCAL_VERSION": plan.local_version,
+        "HOROVOD_LOCAL_VERSION": built_version(gpu).partition("+")[2],
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses Gloo's older one; older CMakes ignore it.
         "MAKEFLAGS": f"-j{jobs}",
     }
-    if plan.gpu == "nccl":
+    if gpu == "nccl":
         kept["HOROVOD_GPU_OPERATIONS"] = "NCCL"
         # Shared, as torch links it, so that the process has one copy of NCCL.
         kept.setdefault("HOROVOD_NCCL_LINK", "SHARED")

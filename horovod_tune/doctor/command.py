@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def unreachable_reason(address: str, *, timeout_s: float = 30.0) -> str | None:
     """Return why no Ray cluster responds at `address` within `timeout_s` seconds; None if one does."""
-    from horovod_tune.doctor.node_info import probe
+    from horovod_tune.horovod_build.installed import probe
 
     # In a child process, because ray.init() retries for two minutes and cannot be interrupted.
     connect = f"ray.init(address={address!r}, log_to_driver=False, logging_level=logging.CRITICAL)"

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import glob
 import importlib.metadata
-import json
 import os
 import platform
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 
 from horovod_tune.actors.ranks import interfaces
 from horovod_tune.horovod_build.installed import (
+    HOROVOD_FACTS,
+    IMPORT_TIMEOUT_S,
     InstalledHorovod,
     InstalledTorch,
     installed_horovod,
     installed_torch,
+    probe,
 )
 
-IMPORT_TIMEOUT_S = 120.0
-# Ray hides the GPUs this way from actors that request none, such as the one that examines a node.
-HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 # By package: what a process imports, and an expression for a dict of facts about it.
 PROBES = {
@@ -40,16 +37,11 @@ PROBES = {
         "import torch",
         "{'gpus': [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]}",
     ),
-    "horovod": (
-        "import horovod.torch as hvd",
-        "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}",
-    ),
+    "horovod": ("import horovod.torch as hvd", HOROVOD_FACTS),
     "ray": ("import ray.tune", "{}"),
     "bayesian-optimization": ("import bayes_opt", "{}"),
     "pandas": ("import pandas", "{}"),
 }
-# Precedes the facts in a process's output: libraries print lines of their own when they are imported.
-MARK = "horovod_tune facts: "
 
 
 @dataclass(frozen=True)
@@ -126,30 +118,6 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         interfaces=interfaces(),
     )
-
-
-def probe(imports: str, facts: str = "{}", timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
-    """Return the value of `facts` after `imports`, ``{"error": why}``, or ``{"slow_s": seconds}``."""
-    program = f"import json\n{imports}\nprint('\\n{MARK}' + json.dumps({facts}))"
-    environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
-    # What Ray put on this process's path (the driver's folder, py_modules) is on the ranks' paths too.
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command, limit_s = [sys.executable, "-c", program], max(0.1, timeout_s)
-    quiet: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    try:
-        ran = subprocess.run(command, env=environment, timeout=limit_s, **quiet)
-    except subprocess.TimeoutExpired:
-        return {"slow_s": limit_s}
-    _, has_facts, after = ran.stdout.rpartition(MARK)
-    if ran.returncode == 0 and has_facts:
-        return dict(json.loads(after.splitlines()[0]))
-    if ran.returncode < 0:
-        return {"error": f"the import was ended by signal {-ran.returncode}"}
-    # Horovod prints why its library does not load, continues, and fails because of something else.
-    output = ran.stdout if imports.startswith("import horovod") else ""
-    printed = [line.strip() for line in output.splitlines() if line.strip()]
-    raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-    return {"error": (printed or raised[-1:] or [f"exit status {ran.returncode}"])[0]}
 
 
 def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,14 +31,9 @@ LONGEST_BUILD_S = 86_400
 SETUP_MODULES = ("setuptools", "wheel")
 MODULES = ("cloudpickle", "psutil", "yaml", "packaging", "cffi", "numpy")
 
-# Runs in its own process: an import that crashes must not end the installer. The interface is named because
-# a machine's own name may not resolve.
-_CHECK = """
-import horovod.torch as hvd, torch
+_COLLECTIVE = """import horovod.torch as hvd, torch
 hvd.init()
-assert hvd.allreduce(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
-print("gloo" if hvd.gloo_built() else "", "nccl" if hvd.nccl_built() else "")
-"""
+assert hvd.allreduce(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]"""
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -147,30 +141,20 @@ def _build(torch: InstalledTorch, options: argparse.Namespace, work: Path, logs:
 
 def _check_installed(built: InstalledHorovod) -> None:
     """Run one collective: an installed Horovod may still fail to load."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
-    try:
-        checked = subprocess.run(
-            [sys.executable, "-c", _CHECK],
-            env=environment | {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=CHECK_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
+    # The interface is named because a machine's own name may not resolve.
+    environ |= {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"}
+    found = installed.probe(_COLLECTIVE, installed.HOROVOD_FACTS, CHECK_TIMEOUT_S, environ)
+    if "slow_s" in found:
         raise BuildError(
             f"Horovod {built.version} is installed, but a collective did not end in {CHECK_TIMEOUT_S} s."
-        ) from error
-    if checked.returncode != 0 or "gloo" not in checked.stdout:
-        # Horovod prints to stdout why it could not load its library, and fails elsewhere afterwards.
-        output = [*checked.stdout.strip().splitlines()[:4], *checked.stderr.strip().splitlines()[-4:]]
-        raise BuildError(
-            f"Horovod {built.version} is installed but does not work "
-            f"(exit status {checked.returncode}):\n"
-            + "\n".join(output)
-            + "\nCompile it again: the same command with --force"
         )
-    operations = " and ".join(name for name in ("gloo", "nccl") if name in checked.stdout)
+    if not found.get("gloo"):
+        raise BuildError(
+            f"Horovod {built.version} is installed but does not work: {found.get('error', 'it lacks Gloo')}\n"
+            "Compile it again: the same command with --force"
+        )
+    operations = "gloo and nccl" if found["nccl"] else "gloo"
     print(f"Horovod {built.version} for torch {built.torch_version} is installed, with {operations}.")
 
 

@@ -1,6 +1,7 @@
 """Finds the installed torch, Horovod and build tools; names each that is missing, with its cure.
 
-torch and Horovod are not imported: that takes seconds, and fails in exactly the cases of interest here.
+Only `probe` imports torch or Horovod, in a new process: that takes seconds, and fails in exactly the cases of
+interest here.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from horovod_tune.horovod_build import BuildError
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
+
+IMPORT_TIMEOUT_S = 120.0
+# Ray hides the GPUs this way from actors that request none, such as the one that examines a node.
+HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
+# Precedes the facts in a process's output: libraries print lines of their own when they are imported.
+MARK = "horovod_tune facts: "
+HOROVOD_FACTS = "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}"
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,38 @@ def installed_horovod() -> InstalledHorovod | None:
     metadata = package / "metadata.json"
     built_for = json.loads(metadata.read_text()) if metadata.is_file() else {}
     return InstalledHorovod(version, built_for.get("pytorch"))
+
+
+def probe(
+    imports: str,
+    facts: str = "{}",
+    timeout_s: float = IMPORT_TIMEOUT_S,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, Any]:
+    """Try `imports` in a new process, since they cannot be undone, and a crash would end this process.
+
+    Return the value of `facts` after them, ``{"error": why}``, or ``{"slow_s": seconds}``.
+    """
+    program = f"import json\n{imports}\nprint('\\n{MARK}' + json.dumps({facts}))"
+    environment = {key: value for key, value in environ.items() if (key, value) not in HIDES_GPUS}
+    # What Ray put on this process's path (the driver's folder, py_modules) is on the ranks' paths too.
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command, limit_s = [sys.executable, "-c", program], max(0.1, timeout_s)
+    quiet: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    try:
+        ran = subprocess.run(command, env=environment, timeout=limit_s, **quiet)
+    except subprocess.TimeoutExpired:
+        return {"slow_s": limit_s}
+    _, has_facts, after = ran.stdout.rpartition(MARK)
+    if ran.returncode == 0 and has_facts:
+        return dict(json.loads(after.splitlines()[0]))
+    if ran.returncode < 0:
+        return {"error": f"the import was ended by signal {-ran.returncode}"}
+    # Horovod prints why its library does not load, continues, and fails because of something else.
+    output = ran.stdout if imports.startswith("import horovod") else ""
+    printed = [line.strip() for line in output.splitlines() if line.strip()]
+    raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    return {"error": (printed or raised[-1:] or [f"exit status {ran.returncode}"])[0]}
 
 
 def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:

@@ -23,8 +23,8 @@ from horovod_tune.doctor import (
     command,
     diagnose,
 )
-from horovod_tune.doctor.node_info import probe
 from horovod_tune.doctor.report import machine_table
+from horovod_tune.horovod_build.installed import probe
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 UNPATCHED = HorovodInfo("0.28.1", "2.13.0+cpu", gloo=True)

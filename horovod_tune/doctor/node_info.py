@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -45,23 +45,6 @@ PROBES = {
 
 
 @dataclass(frozen=True)
-class TorchInfo(InstalledTorch):
-    """The torch of an environment, after an import."""
-
-    gpus: tuple[str, ...] = ()  # the names of the GPUs that it sees
-    error: str | None = None  # why it cannot be imported
-
-
-@dataclass(frozen=True)
-class HorovodInfo(InstalledHorovod):
-    """The Horovod of an environment, after an import."""
-
-    gloo: bool = False
-    nccl: bool = False
-    error: str | None = None  # why it cannot be imported
-
-
-@dataclass(frozen=True)
 class NodeInfo:
     """One machine and the Python environment that was examined."""
 
@@ -79,8 +62,8 @@ class NodeInfo:
     # Those whose import had not ended after this many seconds: nothing more is known about them.
     slow: dict[str, float] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # the modules of the training function that were tried
-    torch: TorchInfo | None = None
-    horovod: HorovodInfo | None = None
+    torch: InstalledTorch | None = None
+    horovod: InstalledHorovod | None = None
     gpu_devices: tuple[str, ...] = ()  # the GPUs' device files, whether or not torch can use them
     # The addresses of the network interfaces that are up.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -113,8 +96,8 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
         modules=tuple(modules),
-        torch=TorchInfo(**vars(torch), **of_torch) if torch else None,
-        horovod=HorovodInfo(**vars(horovod), **found["horovod"]) if horovod else None,
+        torch=replace(torch, **of_torch) if torch else None,
+        horovod=replace(horovod, **found["horovod"]) if horovod else None,
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         interfaces=interfaces(),
     )

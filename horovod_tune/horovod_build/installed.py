@@ -33,10 +33,12 @@ HOROVOD_FACTS = "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())
 
 @dataclass(frozen=True)
 class InstalledTorch:
-    """The torch of this environment, as its `version.py` states it."""
+    """The torch of this environment, as its `version.py` states it; the doctor adds what an import shows."""
 
     version: str
     cuda: str | None = None  # the CUDA release it was built for, such as ``"12.8"``; None for a CPU build
+    gpus: tuple[str, ...] = ()  # the names of the GPUs that it sees
+    error: str | None = None  # why it cannot be imported
 
     @property
     def release(self) -> tuple[int, int]:
@@ -47,10 +49,13 @@ class InstalledTorch:
 
 @dataclass(frozen=True)
 class InstalledHorovod:
-    """The Horovod of this environment."""
+    """The Horovod of this environment; the doctor adds what an import shows."""
 
     version: str  # as pip shows it: ``0.28.1+ht7.cpu`` if `install-horovod` built it
     torch_version: str | None = None  # the torch it was compiled for; None if it was built without torch
+    gloo: bool = False
+    nccl: bool = False
+    error: str | None = None  # why it cannot be imported
 
     @property
     def patch_level(self) -> str | None:
@@ -213,7 +218,7 @@ def find_cmake(environ: Mapping[str, str]) -> str | None:
 
 def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
     """Return CUDA's folder and its compiler; look for them in the same order as Horovod's own build."""
-    folders = [Path(environ[name]) for name in CUDA_VARIABLES if environ.get(name)]
+    folders = [Path(folder) for folder in map(environ.get, CUDA_VARIABLES) if folder]
     found = [(folder, folder / "bin" / "nvcc") for folder in folders]
     if on_path := shutil.which("nvcc", path=environ.get("PATH")):
         # It may be a wrapper outside its toolkit, which it names itself.
@@ -228,11 +233,10 @@ def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
 def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> tuple[Path, Path] | None:
     """Return NCCL's header folder and shared library; `packages` are folders of installed packages."""
     # The copy in the packages that CUDA builds of torch install is the one that a training process loads.
-    homes = [environ["HOROVOD_NCCL_HOME"]] if environ.get("HOROVOD_NCCL_HOME") else []
-    homes += [str(entry / "nvidia/nccl") for entry in packages]
-    homes += [environ[name] for name in CUDA_VARIABLES if environ.get(name)]
-    homes.append("/usr/local/cuda")
-    places = [(Path(home) / "include", Path(home) / lib) for home in homes for lib in ("lib", "lib64")]
+    in_packages = [entry / "nvidia/nccl" for entry in packages]
+    cuda = [*map(environ.get, CUDA_VARIABLES), "/usr/local/cuda"]
+    homes = [Path(home) for home in (environ.get("HOROVOD_NCCL_HOME"), *in_packages, *cuda) if home]
+    places = [(home / "include", home / lib) for home in homes for lib in ("lib", "lib64")]
     system = [*sorted(Path("/usr/lib").glob("*-linux-gnu")), Path("/usr/lib64")]
     places += [(Path("/usr/include"), folder) for folder in system]
     for include, folder in places:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from horovod_tune.doctor import HorovodInfo, NodeInfo, TorchInfo
+from horovod_tune.doctor import NodeInfo
+from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
-TORCH = TorchInfo("2.13.0+cpu")
-HOROVOD = HorovodInfo(f"0.28.1+{PATCH_LEVEL}.cpu", "2.13.0+cpu", gloo=True)
+TORCH = InstalledTorch("2.13.0+cpu")
+HOROVOD = InstalledHorovod(f"0.28.1+{PATCH_LEVEL}.cpu", "2.13.0+cpu", gloo=True)
 SOUND = NodeInfo(
     host="node1",
     system="Linux 6.1 x86_64",

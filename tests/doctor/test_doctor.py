@@ -16,18 +16,16 @@ from sound_machine import HOROVOD, SOUND, TORCH
 
 from horovod_tune.doctor import (
     Finding,
-    HorovodInfo,
-    TorchInfo,
     can_run_trials,
     collect_info,
     command,
     diagnose,
 )
 from horovod_tune.doctor.report import machine_table
-from horovod_tune.horovod_build.installed import probe
+from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, probe
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
-UNPATCHED = HorovodInfo("0.28.1", "2.13.0+cpu", gloo=True)
+UNPATCHED = InstalledHorovod("0.28.1", "2.13.0+cpu", gloo=True)
 NCCL_HOROVOD = replace(HOROVOD, version=f"0.28.1+{PATCH_LEVEL}.nccl", nccl=True)
 
 
@@ -85,7 +83,7 @@ def test_with_a_problem_no_trial_can_run(changes: dict[str, Any], subject: str, 
 
 GPU = ("/dev/nvidia0",)
 # Of the version that Horovod was compiled for.
-CUDA_TORCH = TorchInfo(TORCH.version, "12.8", ("NVIDIA H100",))
+CUDA_TORCH = InstalledTorch(TORCH.version, "12.8", ("NVIDIA H100",))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,10 @@ def test_gpus_that_ray_hides_from_its_tasks_are_still_seen(
 
 @pytest.mark.parametrize(("torch", "status"), [(TORCH, 0), (None, 1)])
 def test_the_exit_status_shows_whether_a_trial_could_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], torch: TorchInfo | None, status: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    torch: InstalledTorch | None,
+    status: int,
 ) -> None:
     monkeypatch.setattr("horovod_tune.doctor.collect_info", lambda: replace(SOUND, torch=torch))
     assert command.run(argparse.Namespace(address=None)) == status

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-
-# Run in a child process, because ray.init() retries for two minutes and cannot be interrupted.
-_CONNECT = """
-import logging, sys, ray
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
-ray.shutdown()
-"""
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,19 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def unreachable_reason(address: str, *, timeout_s: float = 30.0) -> str | None:
     """Return why no Ray cluster responds at `address` within `timeout_s` seconds; None if one does."""
-    command, nothing = [sys.executable, "-c", _CONNECT, address], subprocess.DEVNULL
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=nothing)
-    except subprocess.TimeoutExpired:
+    from horovod_tune.horovod_build.installed import probe
+
+    # In a child process, because ray.init() retries for two minutes and cannot be interrupted.
+    connect = f"ray.init(address={address!r}, log_to_driver=False, logging_level=logging.CRITICAL)"
+    answer = probe(f"import logging, ray\n{connect}\nray.shutdown()", timeout_s=timeout_s)
+    if "slow_s" in answer:
         return (
             f"no Ray cluster responded at {address} within {timeout_s:g} s. Does one run there (ray status), "
             "is this its head's address and port, and does a firewall let this machine through?"
         )
-    if ran.returncode == 0:
-        return None
-    lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-    why = (lines or [f"exit status {ran.returncode}"])[-1]
-    return f"could not connect to a Ray cluster at {address}: {why}"
+    return f"could not connect to a Ray cluster at {address}: {answer['error']}" if answer else None
 
 
 def examine_cluster(address: str) -> int:

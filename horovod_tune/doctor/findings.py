@@ -10,11 +10,6 @@ from typing import Literal
 from horovod_tune.doctor.node_info import NodeInfo
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
-GIB = 1024**3
-MIN_FREE_DISK = 1 * GIB
-# Ray's object store takes this part of the memory, in /dev/shm (`ray.init`, `object_store_memory`).
-RAY_OBJECT_STORE_SHARE = 0.3
-MIN_OPEN_FILES = 4096
 INSTALL = "horovod-tune install-horovod"
 
 
@@ -53,7 +48,7 @@ def can_run_trials(findings: Iterable[Finding]) -> bool:
 
 def diagnose(info: NodeInfo) -> list[Finding]:
     """Return what is wrong with a machine, problems first."""
-    return _sorted([*_packages(info), *_torch(info), *_horovod(info), *_room(info)])
+    return _sorted([*_packages(info), *_torch(info), *_horovod(info)])
 
 
 def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[Finding]:
@@ -154,24 +149,6 @@ def _install(version: str) -> str:
     return f"{INSTALL} --gpu nccl" if version.endswith(".nccl") else INSTALL
 
 
-def _room(info: NodeInfo) -> Iterator[Finding]:
-    if info.temporary_free < MIN_FREE_DISK:
-        what = f"{info.temporary_folder} has {info.temporary_free / GIB:.1f} GiB left; Ray writes its logs"
-        cure = "Make room, or set RAY_TMPDIR to a folder with more (a short path: Ray's sockets are in it)."
-        yield warning("disk", f"{what} and spilled objects there.", cure)
-    wanted = int(info.memory * RAY_OBJECT_STORE_SHARE)
-    if info.shared_memory is None or info.shared_memory < wanted:
-        size = "missing" if info.shared_memory is None else f"{info.shared_memory / GIB:.1f} GiB"
-        needs = f"Ray's object store needs {wanted / GIB:.1f} GiB and uses the disk instead."
-        room = wanted // GIB + 1
-        cure = f"In Docker: --shm-size={room}g. Elsewhere, as root: mount -o remount,size={room}G /dev/shm"
-        yield warning("shared memory", f"/dev/shm is {size}; {needs}", cure)
-    if 0 <= info.open_files < MIN_OPEN_FILES:
-        what = f"A process may have {info.open_files} files open; Ray needs thousands."
-        cure = "Raise nofile in /etc/security/limits.conf, or ulimit -Hn 65536 as root."
-        yield warning("open files", what, cure)
-
-
 # --- The nodes of a cluster ---------------------------------------------------------------------------------
 
 
@@ -223,21 +200,17 @@ def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
 
 
 def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Report an unreachable node once; otherwise each unreachable pair."""
-    examined = {node.label: node for node in nodes if node.info is not None}
-    blamed = set()
-    for label, node in examined.items():
-        askers = [other for other in examined.values() if other is not node and node.interface_address]
-        refused = [other.unreached[label] for other in askers if label in other.unreached]
-        if refused and len(refused) == len(askers):
-            blamed.add(label)
-            where = f"{node.interface_address} ({node.interface})"
-            what = f"No other machine reaches it at {where}: {refused[0]}."
+    """Report each node that others do not reach; one that none reaches says nothing about the others."""
+    examined = [node for node in nodes if node.info is not None]
+    refused = {
+        node.label: [other for other in examined if node.label in other.unreached] for node in examined
+    }
+    isolated = {label for label, by in refused.items() if len(by) == len(examined) - 1}
+    for node in examined:
+        by = [other for other in refused[node.label] if node.label in isolated or other.label not in isolated]
+        if by:
+            there = f"{node.interface_address} ({node.interface})"
+            labels = " ".join(other.label for other in by)
+            what = f"It cannot be reached from {labels} at {there}: {by[0].unreached[node.label]}."
             cure = "Open all TCP ports between the nodes (Gloo uses any of them), or name another interface"
-            yield problem("interface", what, f"{cure}: nics=[...]", label)
-    for label, node in examined.items():
-        for peer, why in node.unreached.items():
-            if peer not in blamed and label not in blamed:
-                what = f"It cannot be reached from {label} at {examined[peer].interface_address}: {why}."
-                cure = f"Open all TCP ports between {label} and {peer}, or name another interface: nics=[...]"
-                yield problem("interface", what, cure, peer)
+            yield problem("interface", what, f"{cure}: nics=[...]", node.label)

@@ -8,35 +8,28 @@ from __future__ import annotations
 
 import glob
 import importlib.metadata
-import json
 import os
 import platform
-import resource
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import psutil
 
 from horovod_tune.actors.ranks import interfaces
 from horovod_tune.horovod_build.installed import (
+    HOROVOD_FACTS,
+    IMPORT_TIMEOUT_S,
     InstalledHorovod,
     InstalledTorch,
     installed_horovod,
     installed_torch,
+    probe,
 )
 
-IMPORT_TIMEOUT_S = 120.0
-# Ray hides the GPUs this way from actors that request none, such as the one that examines a node.
-HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 # By package: what a process imports, and an expression for a dict of facts about it.
 PROBES = {
@@ -44,45 +37,23 @@ PROBES = {
         "import torch",
         "{'gpus': [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]}",
     ),
-    "horovod": (
-        "import horovod.torch as hvd",
-        "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}",
-    ),
+    "horovod": ("import horovod.torch as hvd", HOROVOD_FACTS),
     "ray": ("import ray.tune", "{}"),
     "bayesian-optimization": ("import bayes_opt", "{}"),
     "pandas": ("import pandas", "{}"),
 }
-# Precedes the facts in a process's output: libraries print lines of their own when they are imported.
-MARK = "horovod_tune facts: "
-
-
-@dataclass(frozen=True)
-class TorchInfo(InstalledTorch):
-    """The torch of an environment, after an import."""
-
-    gpus: tuple[str, ...] = ()  # the names of the GPUs that it sees
-    error: str | None = None  # why it cannot be imported
-
-
-@dataclass(frozen=True)
-class HorovodInfo(InstalledHorovod):
-    """The Horovod of an environment, after an import."""
-
-    gloo: bool = False
-    nccl: bool = False
-    error: str | None = None  # why it cannot be imported
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One machine and the Python environment that was examined. Sizes are in bytes."""
+    """One machine and the Python environment that was examined."""
 
     host: str
     system: str
     python: str
     executable: str
     cpus: int
-    memory: int
+    memory: int  # in bytes
     # Versions of this package's own requirements; None for one that is missing.
     packages: dict[str, str | None]
     unmet: tuple[str, ...] = ()  # requirements of this package that the installed packages do not meet
@@ -91,15 +62,11 @@ class NodeInfo:
     # Those whose import had not ended after this many seconds: nothing more is known about them.
     slow: dict[str, float] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # the modules of the training function that were tried
-    torch: TorchInfo | None = None
-    horovod: HorovodInfo | None = None
+    torch: InstalledTorch | None = None
+    horovod: InstalledHorovod | None = None
     gpu_devices: tuple[str, ...] = ()  # the GPUs' device files, whether or not torch can use them
     # The addresses of the network interfaces that are up.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    temporary_folder: str = "/tmp"
-    temporary_free: int = 0
-    shared_memory: int | None = None  # the size of /dev/shm; None if there is none
-    open_files: int = 0  # how many files a process may have open, at most (the hard limit)
 
 
 def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:
@@ -117,8 +84,6 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
     of_torch = found.get("torch", {})
     of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
-    temporary = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    there_now = next(folder for folder in (temporary, *temporary.parents) if folder.exists())
     return NodeInfo(
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -131,39 +96,11 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
         modules=tuple(modules),
-        torch=TorchInfo(**vars(torch), **of_torch) if torch else None,
-        horovod=HorovodInfo(**vars(horovod), **found["horovod"]) if horovod else None,
+        torch=replace(torch, **of_torch) if torch else None,
+        horovod=replace(horovod, **found["horovod"]) if horovod else None,
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         interfaces=interfaces(),
-        temporary_folder=str(temporary),
-        temporary_free=shutil.disk_usage(there_now).free,
-        shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
     )
-
-
-def probe(imports: str, facts: str = "{}", timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
-    """Return the value of `facts` after `imports`, ``{"error": why}``, or ``{"slow_s": seconds}``."""
-    program = f"import json\n{imports}\nprint('\\n{MARK}' + json.dumps({facts}))"
-    environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
-    # What Ray put on this process's path (the driver's folder, py_modules) is on the ranks' paths too.
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command, limit_s = [sys.executable, "-c", program], max(0.1, timeout_s)
-    quiet: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    try:
-        ran = subprocess.run(command, env=environment, timeout=limit_s, **quiet)
-    except subprocess.TimeoutExpired:
-        return {"slow_s": limit_s}
-    _, has_facts, after = ran.stdout.rpartition(MARK)
-    if ran.returncode == 0 and has_facts:
-        return dict(json.loads(after.splitlines()[0]))
-    if ran.returncode < 0:
-        return {"error": f"the import was ended by signal {-ran.returncode}"}
-    # Horovod prints why its library does not load, continues, and fails because of something else.
-    output = ran.stdout if imports.startswith("import horovod") else ""
-    printed = [line.strip() for line in output.splitlines() if line.strip()]
-    raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-    return {"error": (printed or raised[-1:] or [f"exit status {ran.returncode}"])[0]}
 
 
 def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:

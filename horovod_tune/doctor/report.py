@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horovod_tune.doctor.findings import GIB, Finding, Node, can_run_trials
+from horovod_tune.doctor.findings import Finding, Node, can_run_trials
 from horovod_tune.doctor.node_info import NodeInfo
 
 WIDTH = 100
@@ -51,16 +51,12 @@ def table(rows: Sequence[Sequence[str]], findings: Sequence[Finding]) -> str:
 def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
     """Return the table of one machine."""
     marks = {finding.subject: MARKS[finding.level] for finding in reversed(findings)}
-    shared = f"{(info.shared_memory or 0) / GIB:.1f} GiB in /dev/shm"
     rows = {
-        "host": f"{info.host}: {info.system}, {info.cpus} CPUs, {info.memory / GIB:.1f} GiB memory",
+        "host": f"{info.host}: {info.system}, {info.cpus} CPUs, {info.memory / 1024**3:.1f} GiB memory",
         "Python": f"{info.python}  {info.executable}",
         "torch": _torch(info),
         **{name: version or "not installed" for name, version in info.packages.items() if name != "torch"},
         "horovod": _horovod(info),
-        "disk": f"{info.temporary_free / GIB:.1f} GiB free in {info.temporary_folder}",
-        "shared memory": "no /dev/shm" if info.shared_memory is None else shared,
-        "open files": f"{info.open_files} at most" if info.open_files >= 0 else "no limit",
         "interfaces": "; ".join(f"{name} {' '.join(own)}" for name, own in info.interfaces.items()),
     }
     return table([(marks.get(subject, "ok"), subject, text) for subject, text in rows.items()], findings)

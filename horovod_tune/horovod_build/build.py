@@ -18,16 +18,13 @@ import tarfile
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 import psutil
 
 from horovod_tune.horovod_build import BuildError
-from horovod_tune.horovod_build.installed import Tools
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 # The newest release, and the one that the patches were written for.
@@ -52,36 +49,19 @@ _ERROR = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One build of Horovod: everything that makes its wheel differ from another's."""
+def built_version(gpu: str) -> str:
+    """Return Horovod's version as `pip list` shows it after a build with `gpu` operations."""
+    return f"{HOROVOD_VERSION}+{PATCH_LEVEL}.{'cpu' if gpu == 'none' else gpu}"
 
-    torch_version: str
-    gpu: str = "none"
-    python: str = f"{sys.implementation.cache_tag}"
-    machine: str = "unknown"
-    # The chips that CUDA code is compiled for, HOROVOD_BUILD_CUDA_CC_LIST; empty for Horovod's choice.
-    cuda_chips: str = ""
 
-    @property
-    def local_version(self) -> str:
-        """The part of Horovod's version after the plus sign: ``ht7.cpu``."""
-        return f"{PATCH_LEVEL}.{'cpu' if self.gpu == 'none' else self.gpu}"
+def wheel_key(torch_version: str, gpu: str, machine: str, cuda_chips: str = "") -> str:
+    """Return the cache's folder for a wheel, with all that makes it differ from another build's.
 
-    @property
-    def full_version(self) -> str:
-        """Horovod's version as `pip list` shows it after the build."""
-        return f"{HOROVOD_VERSION}+{self.local_version}"
-
-    @property
-    def key(self) -> str:
-        """The folder of this build's wheel in the cache.
-
-        >>> Plan("2.13.0+cpu", python="cpython-311", machine="linux-x86_64").key.split("_", 1)[1]
-        'torch-2.13.0+cpu_cpython-311_linux-x86_64'
-        """
-        chips = f"_{self.cuda_chips.replace(',', '.')}" if self.cuda_chips else ""
-        return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}{chips}"
+    `machine` is that of `machine_tag`; `cuda_chips` are empty for Horovod's choice.
+    """
+    chips = f"_{cuda_chips.replace(',', '.')}" if cuda_chips else ""
+    python = sys.implementation.cache_tag
+    return f"horovod-{built_version(gpu)}_torch-{torch_version}_{python}_{machine}{chips}"
 
 
 def machine_tag(cpuinfo: str) -> str:
@@ -102,10 +82,12 @@ def max_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 1_500_000_000))
 
 
-def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, tools: Tools) -> dict[str, str]:
-    """Return the environment in which Horovod's setup runs."""
+def compile_environment(
+    gpu: str, environ: Mapping[str, str], *, jobs: int, tools: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment in which Horovod's setup runs; `tools` are the variables of `find_tools`."""
     # The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    # the plan's key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
+    # its key. The others stay, but those that locate CMake, CUDA and NCCL are set to what was found.
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
     kept.pop("CMAKE_GENERATOR", None)  # Horovod passes make's options to any generator.
@@ -115,21 +97,15 @@ def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, to
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_CMAKE": tools.cmake or "cmake",
-        "HOROVOD_LOCAL_VERSION": plan.local_version,
+        "HOROVOD_LOCAL_VERSION": built_version(gpu).partition("+")[2],
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses Gloo's older one; older CMakes ignore it.
         "MAKEFLAGS": f"-j{jobs}",
     }
-    if plan.gpu == "nccl":
+    if gpu == "nccl":
         kept["HOROVOD_GPU_OPERATIONS"] = "NCCL"
         # Shared, as torch links it, so that the process has one copy of NCCL.
         kept.setdefault("HOROVOD_NCCL_LINK", "SHARED")
-        assert tools.cuda_home is not None and tools.nccl is not None, "find_tools has found both"
-        kept |= {"HOROVOD_CUDA_HOME": str(tools.cuda_home), "CUDA_HOME": str(tools.cuda_home)}
-        kept["PATH"] = f"{tools.cuda_home / 'bin'}{os.pathsep}{kept.get('PATH', os.defpath)}"
-        kept["HOROVOD_NCCL_INCLUDE"] = str(tools.nccl.include)
-        kept["HOROVOD_NCCL_LIB"] = str(tools.nccl.library.parent)
-    return kept
+    return {**kept, **tools}
 
 
 def fetch_source(archive: Path | None, work: Path) -> Path:
@@ -167,7 +143,7 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
     began_s = time.monotonic()
     shown = -1
     print(f"{what}: CMake configures it first, for one to three minutes ...", flush=True)
-    with _sigterm_raises(), log.open("w") as kept:
+    with log.open("w") as kept:
         # A session of its own, so that one signal ends make and all its compilers.
         process = subprocess.Popen(
             command,
@@ -210,21 +186,6 @@ def first_error(lines: Sequence[str]) -> str | None:
     return None
 
 
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that the compilers are ended too."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def fetch_cmake(folder: Path) -> str:
     """Install pip's CMake into `folder`; return the program."""
     print("Downloading CMake (not on PATH, or too old) ...", flush=True)
@@ -251,17 +212,6 @@ class Hunk(NamedTuple):
     before: str
     after: str
 
-    def applied_to(self, text: str) -> str:
-        """Return `text` with the replacement made; raise BuildError unless `before` is in it exactly once."""
-        found = text.count(self.before)
-        if found != 1:
-            raise BuildError(
-                f"{self.patch} expects this text once in Horovod's {self.path}, "
-                f"but found it {found} times:\n{self.before.rstrip()}\n"
-                "The patches were written for Horovod 0.28.1: pass its archive to --source, or omit --source."
-            )
-        return text.replace(self.before, self.after)
-
 
 def hunks(patch: Path) -> Iterator[Hunk]:
     """Yield the hunks of a unified diff; text before its first file is skipped."""
@@ -279,6 +229,13 @@ def apply(patches: Iterable[Path], source: Path) -> None:
         path = source / hunk.path
         if path not in changed:
             changed[path] = path.read_text() if path.is_file() else ""
-        changed[path] = hunk.applied_to(changed[path])
+        found = changed[path].count(hunk.before)
+        if found != 1:
+            raise BuildError(
+                f"{hunk.patch} expects this text once in Horovod's {hunk.path}, "
+                f"but found it {found} times:\n{hunk.before.rstrip()}\n"
+                "The patches were written for Horovod 0.28.1: pass its archive to --source, or omit --source."
+            )
+        changed[path] = changed[path].replace(hunk.before, hunk.after)
     for path, text in changed.items():
         path.write_text(text)

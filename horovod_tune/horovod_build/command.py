@@ -6,18 +6,17 @@ import argparse
 import importlib.util
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 import zipfile
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod_tune.horovod_build import BuildError, build, installed, patches
-from horovod_tune.horovod_build.build import GPU_CHOICES, HOROVOD_VERSION, Plan, run_pip
+from horovod_tune.horovod_build.build import GPU_CHOICES, HOROVOD_VERSION, run_pip
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch
 
 if TYPE_CHECKING:
@@ -32,14 +31,9 @@ LONGEST_BUILD_S = 86_400
 SETUP_MODULES = ("setuptools", "wheel")
 MODULES = ("cloudpickle", "psutil", "yaml", "packaging", "cffi", "numpy")
 
-# Runs in its own process: an import that crashes must not end the installer. The interface is named because
-# a machine's own name may not resolve.
-_CHECK = """
-import horovod.torch as hvd, torch
+_COLLECTIVE = """import horovod.torch as hvd, torch
 hvd.init()
-assert hvd.allreduce(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
-print("gloo" if hvd.gloo_built() else "", "nccl" if hvd.nccl_built() else "")
-"""
+assert hvd.allreduce(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]"""
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,6 +62,9 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    # An exception, so that a build that is ended also ends its compilers and removes its folder.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         install_horovod(arguments)
     except BuildError as error:
@@ -83,16 +80,16 @@ def install_horovod(options: argparse.Namespace) -> None:
     if torch is None:
         cure = "Horovod is compiled for the installed torch: install torch first."
         raise BuildError(f"There is no torch in {sys.prefix}. {cure}")
-    machine = build.machine_tag(Path("/proc/cpuinfo").read_text())
     chips = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "") if options.gpu == "nccl" else ""
-    plan = Plan(torch.version, gpu=options.gpu, machine=machine, cuda_chips=chips)
-    present = installed.installed_horovod()
-    # An installed Horovod does not state its chips.
-    is_installed = present == InstalledHorovod(plan.full_version, plan.torch_version) and not chips
+    machine = build.machine_tag(Path("/proc/cpuinfo").read_text())
+    key = build.wheel_key(torch.version, options.gpu, machine, chips)
+    wanted = InstalledHorovod(build.built_version(options.gpu), torch.version)
+    is_installed = installed.installed_horovod() == wanted and not chips  # it does not state its chips
     if options.install and not options.force and options.wheel_dir is None and is_installed:
-        _check_installed(plan)
+        _check_installed(wanted)
         return
-    kept = sorted((cache / "wheels" / plan.key).glob("horovod-*.whl"))
+    wheels = cache / "wheels" / key
+    kept = sorted(wheels.glob("horovod-*.whl"))
     if kept and not options.force:
         wheel = kept[-1]
         print(f"Using the wheel compiled earlier: {wheel}")
@@ -104,76 +101,61 @@ def install_horovod(options: argparse.Namespace) -> None:
                 if time.time() - leftover.stat().st_mtime > LONGEST_BUILD_S:
                     shutil.rmtree(leftover, ignore_errors=True)
         # One folder per build: two may run at the same time, also on hosts that share the cache.
-        with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
-            wheel = _build(plan, torch, options, cache, Path(work))
+        with tempfile.TemporaryDirectory(prefix=f"{key}_", dir=building) as work:
+            wheel = _build(torch, options, Path(work), cache / "logs", wheels)
     if options.wheel_dir is not None:
         options.wheel_dir.mkdir(parents=True, exist_ok=True)
         print(f"Wheel: {shutil.copy2(wheel, options.wheel_dir)}")
     if options.install:
         run_pip("install", "--no-deps", "--force-reinstall", str(wheel))
         _pip_install_missing(MODULES)
-        _check_installed(plan)
+        _check_installed(wanted)
 
 
-def _build(plan: Plan, torch: InstalledTorch, options: argparse.Namespace, cache: Path, work: Path) -> Path:
-    tools = installed.find_tools(torch, options.gpu, os.environ)
-    logs = cache / "logs"
+def _build(torch: InstalledTorch, options: argparse.Namespace, work: Path, logs: Path, wheels: Path) -> Path:
+    """Compile a wheel in the folder `work` and move it into `wheels`; return its path."""
+    tools = installed.find_tools(torch, options.gpu, os.environ, work)
     logs.mkdir(exist_ok=True)
     log = logs / f"{work.name}_{time.strftime('%Y%m%d-%H%M%S')}.log"
     _pip_install_missing(SETUP_MODULES + MODULES)
-    tools = replace(tools, cmake=tools.cmake or build.fetch_cmake(work / "cmake"))
-    if tools.nccl is not None:
-        # The linker looks for `libnccl.so`, but torch's package has only `libnccl.so.2`.
-        library = work / "libnccl.so"
-        library.symlink_to(tools.nccl.library)
-        tools = replace(tools, nccl=replace(tools.nccl, library=library))
+    if "HOROVOD_CMAKE" not in tools:
+        tools["HOROVOD_CMAKE"] = build.fetch_cmake(work / "cmake")
     print(f"Fetching Horovod {HOROVOD_VERSION} ...", flush=True)
     source = build.fetch_source(options.source, work)
-    build.apply(patches.patches_for(torch.release, plan.gpu), source)
+    build.apply(patches.patches_for(torch.release, options.gpu), source)
     jobs = options.jobs or build.max_jobs()
-    environment = build.compile_environment(plan, os.environ, jobs=jobs, tools=tools)
+    environment = build.compile_environment(options.gpu, os.environ, jobs=jobs, tools=tools)
     # Horovod's log lines begin with the source file: make its path short, since this folder is temporary.
     environment["CXXFLAGS"] = f"{environment.get('CXXFLAGS', '')} -ffile-prefix-map={source}/=".strip()
-    what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
+    what = f"Compiling Horovod {build.built_version(options.gpu)} for torch {torch.version}"
     build.compile_wheel(source, work / "wheel", environment, what, log)
-    wheels = list((work / "wheel").glob("horovod-*.whl"))
-    files = [name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()]
-    if len(wheels) != 1 or not any(name.startswith("horovod/torch/mpi_lib_v2.") for name in files):
+    made = list((work / "wheel").glob("horovod-*.whl"))
+    files = [name for wheel in made for name in zipfile.ZipFile(wheel).namelist()]
+    if len(made) != 1 or not any(name.startswith("horovod/torch/mpi_lib_v2.") for name in files):
         raise BuildError(f"The build succeeded but made no wheel with Horovod's library. Its log: {log}")
-    kept: Path = cache / "wheels" / plan.key / wheels[0].name
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(wheels[0], kept)
+    wheels.mkdir(parents=True, exist_ok=True)
+    kept = made[0].replace(wheels / made[0].name)
     log.unlink()
     return kept
 
 
-def _check_installed(plan: Plan) -> None:
+def _check_installed(built: InstalledHorovod) -> None:
     """Run one collective: an installed Horovod may still fail to load."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
-    try:
-        checked = subprocess.run(
-            [sys.executable, "-c", _CHECK],
-            env=environment | {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=CHECK_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
+    # The interface is named because a machine's own name may not resolve.
+    environ |= {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"}
+    found = installed.probe(_COLLECTIVE, installed.HOROVOD_FACTS, CHECK_TIMEOUT_S, environ)
+    if "slow_s" in found:
         raise BuildError(
-            f"Horovod {plan.full_version} is installed, but a collective did not end in {CHECK_TIMEOUT_S} s."
-        ) from error
-    if checked.returncode != 0 or "gloo" not in checked.stdout:
-        # Horovod prints to stdout why it could not load its library, and fails elsewhere afterwards.
-        output = [*checked.stdout.strip().splitlines()[:4], *checked.stderr.strip().splitlines()[-4:]]
-        raise BuildError(
-            f"Horovod {plan.full_version} is installed but does not work "
-            f"(exit status {checked.returncode}):\n"
-            + "\n".join(output)
-            + "\nCompile it again: the same command with --force"
+            f"Horovod {built.version} is installed, but a collective did not end in {CHECK_TIMEOUT_S} s."
         )
-    operations = " and ".join(name for name in ("gloo", "nccl") if name in checked.stdout)
-    print(f"Horovod {plan.full_version} for torch {plan.torch_version} is installed, with {operations}.")
+    if not found.get("gloo"):
+        raise BuildError(
+            f"Horovod {built.version} is installed but does not work: {found.get('error', 'it lacks Gloo')}\n"
+            "Compile it again: the same command with --force"
+        )
+    operations = "gloo and nccl" if found["nccl"] else "gloo"
+    print(f"Horovod {built.version} for torch {built.torch_version} is installed, with {operations}.")
 
 
 def _pip_install_missing(modules: tuple[str, ...]) -> None:

@@ -1,6 +1,7 @@
 """Finds the installed torch, Horovod and build tools; names each that is missing, with its cure.
 
-torch and Horovod are not imported: that takes seconds, and fails in exactly the cases of interest here.
+Only `probe` imports torch or Horovod, in a new process: that takes seconds, and fails in exactly the cases of
+interest here.
 """
 
 from __future__ import annotations
@@ -17,17 +18,27 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from horovod_tune.horovod_build import BuildError
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
+IMPORT_TIMEOUT_S = 120.0
+# Ray hides the GPUs this way from actors that request none, such as the one that examines a node.
+HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
+# Precedes the facts in a process's output: libraries print lines of their own when they are imported.
+MARK = "horovod_tune facts: "
+HOROVOD_FACTS = "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}"
+
 
 @dataclass(frozen=True)
 class InstalledTorch:
-    """The torch of this environment, as its `version.py` states it."""
+    """The torch of this environment, as its `version.py` states it; the doctor adds what an import shows."""
 
     version: str
     cuda: str | None = None  # the CUDA release it was built for, such as ``"12.8"``; None for a CPU build
+    gpus: tuple[str, ...] = ()  # the names of the GPUs that it sees
+    error: str | None = None  # why it cannot be imported
 
     @property
     def release(self) -> tuple[int, int]:
@@ -38,10 +49,13 @@ class InstalledTorch:
 
 @dataclass(frozen=True)
 class InstalledHorovod:
-    """The Horovod of this environment."""
+    """The Horovod of this environment; the doctor adds what an import shows."""
 
     version: str  # as pip shows it: ``0.28.1+ht7.cpu`` if `install-horovod` built it
     torch_version: str | None = None  # the torch it was compiled for; None if it was built without torch
+    gloo: bool = False
+    nccl: bool = False
+    error: str | None = None  # why it cannot be imported
 
     @property
     def patch_level(self) -> str | None:
@@ -74,6 +88,38 @@ def installed_horovod() -> InstalledHorovod | None:
     return InstalledHorovod(version, built_for.get("pytorch"))
 
 
+def probe(
+    imports: str,
+    facts: str = "{}",
+    timeout_s: float = IMPORT_TIMEOUT_S,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, Any]:
+    """Try `imports` in a new process, since they cannot be undone, and a crash would end this process.
+
+    Return the value of `facts` after them, ``{"error": why}``, or ``{"slow_s": seconds}``.
+    """
+    program = f"import json\n{imports}\nprint('\\n{MARK}' + json.dumps({facts}))"
+    environment = {key: value for key, value in environ.items() if (key, value) not in HIDES_GPUS}
+    # What Ray put on this process's path (the driver's folder, py_modules) is on the ranks' paths too.
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command, limit_s = [sys.executable, "-c", program], max(0.1, timeout_s)
+    quiet: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    try:
+        ran = subprocess.run(command, env=environment, timeout=limit_s, **quiet)
+    except subprocess.TimeoutExpired:
+        return {"slow_s": limit_s}
+    _, has_facts, after = ran.stdout.rpartition(MARK)
+    if ran.returncode == 0 and has_facts:
+        return dict(json.loads(after.splitlines()[0]))
+    if ran.returncode < 0:
+        return {"error": f"the import was ended by signal {-ran.returncode}"}
+    # Horovod prints why its library does not load, continues, and fails because of something else.
+    output = ran.stdout if imports.startswith("import horovod") else ""
+    printed = [line.strip() for line in output.splitlines() if line.strip()]
+    raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    return {"error": (printed or raised[-1:] or [f"exit status {ran.returncode}"])[0]}
+
+
 def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:
     """Return advice for ranks that could not connect; empty if Horovod has our newest patches."""
     if horovod is None or horovod.patch_level == PATCH_LEVEL:
@@ -96,32 +142,24 @@ OLDEST_CMAKE = (3, 13)
 CUDA_VARIABLES = ("HOROVOD_CUDA_HOME", "CUDA_HOME")
 
 
-@dataclass(frozen=True)
-class Nccl:
-    """NCCL's header folder and its shared library."""
+def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str], work: Path) -> dict[str, str]:
+    """Return the variables that tell Horovod's setup where its tools are; BuildError lists what is missing.
 
-    include: Path
-    library: Path
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The tools of this machine that a build uses."""
-
-    cmake: str | None  # a CMake that is new enough; None means that pip's is fetched for the build
-    cuda_home: Path | None = None
-    nccl: Nccl | None = None
-
-
-def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str]) -> Tools:
-    """Return the tools that a build with `gpu` operations uses; BuildError lists all that is missing."""
-    missing, tools = list(_missing_tools(environ)), Tools(find_cmake(environ))
+    HOROVOD_CMAKE is not among them if no CMake is new enough. `work` gets a link to NCCL's library.
+    """
+    missing, cmake = list(_missing_tools(environ)), find_cmake(environ)
+    tools = {"HOROVOD_CMAKE": cmake} if cmake else {}
     if gpu == "nccl":
         home, nvcc = find_cuda(environ) or (None, None)
-        nccl = find_nccl(environ, [Path(entry) for entry in sys.path if entry])
+        include, library = find_nccl(environ, [Path(entry) for entry in sys.path if entry]) or (None, None)
         release = re.search(r"release (\d+\.\d+)", (nvcc and output_of(str(nvcc), "--version")) or "")
-        missing += _missing_for_nccl(torch, nvcc, release[1] if release else None, nccl)
-        tools = Tools(tools.cmake, home, nccl)
+        missing += _missing_for_nccl(torch, nvcc, release[1] if release else None, library)
+        if home and library:
+            # The linker looks for `libnccl.so`, but torch's package has only `libnccl.so.2`.
+            (work / "libnccl.so").symlink_to(library)
+            tools |= {"HOROVOD_NCCL_INCLUDE": str(include), "HOROVOD_NCCL_LIB": str(work)}
+            tools |= dict.fromkeys(CUDA_VARIABLES, str(home))
+            tools["PATH"] = f"{home / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"
     if missing:
         raise BuildError("Horovod cannot be compiled here:\n" + "\n".join(f"- {line}" for line in missing))
     return tools
@@ -141,7 +179,7 @@ def _missing_tools(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _missing_for_nccl(
-    torch: InstalledTorch, nvcc: Path | None, nvcc_release: str | None, nccl: Nccl | None
+    torch: InstalledTorch, nvcc: Path | None, nvcc_release: str | None, nccl: Path | None
 ) -> Iterator[str]:
     if torch.cuda is None:
         yield (
@@ -180,7 +218,7 @@ def find_cmake(environ: Mapping[str, str]) -> str | None:
 
 def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
     """Return CUDA's folder and its compiler; look for them in the same order as Horovod's own build."""
-    folders = [Path(environ[name]) for name in CUDA_VARIABLES if environ.get(name)]
+    folders = [Path(folder) for folder in map(environ.get, CUDA_VARIABLES) if folder]
     found = [(folder, folder / "bin" / "nvcc") for folder in folders]
     if on_path := shutil.which("nvcc", path=environ.get("PATH")):
         # It may be a wrapper outside its toolkit, which it names itself.
@@ -192,20 +230,19 @@ def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
     return next(((folder, nvcc) for folder, nvcc in found if os.access(nvcc, os.X_OK)), None)
 
 
-def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | None:
+def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> tuple[Path, Path] | None:
     """Return NCCL's header folder and shared library; `packages` are folders of installed packages."""
     # The copy in the packages that CUDA builds of torch install is the one that a training process loads.
-    homes = [environ["HOROVOD_NCCL_HOME"]] if environ.get("HOROVOD_NCCL_HOME") else []
-    homes += [str(entry / "nvidia/nccl") for entry in packages]
-    homes += [environ[name] for name in CUDA_VARIABLES if environ.get(name)]
-    homes.append("/usr/local/cuda")
-    places = [(Path(home) / "include", Path(home) / lib) for home in homes for lib in ("lib", "lib64")]
+    in_packages = [entry / "nvidia/nccl" for entry in packages]
+    cuda = [*map(environ.get, CUDA_VARIABLES), "/usr/local/cuda"]
+    homes = [Path(home) for home in (environ.get("HOROVOD_NCCL_HOME"), *in_packages, *cuda) if home]
+    places = [(home / "include", home / lib) for home in homes for lib in ("lib", "lib64")]
     system = [*sorted(Path("/usr/lib").glob("*-linux-gnu")), Path("/usr/lib64")]
     places += [(Path("/usr/include"), folder) for folder in system]
     for include, folder in places:
         for library in (folder / "libnccl.so", folder / "libnccl.so.2"):
             if (include / "nccl.h").is_file() and library.exists():
-                return Nccl(include, library)
+                return include, library
     return None
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from horovod_tune import DistributedTrainableCreator
-from horovod_tune.analysis import ProgressCallback, analyze, series
+from horovod_tune.analysis import ProgressCallback, analyze
+from horovod_tune.analysis.plots.scheduling import timeline_bars
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -55,11 +56,11 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         here = f"{socket.gethostname()}:2"
         assert analysis.history()["hosts"].tolist() == [here, 3, here] * 2, "a metric of one's own wins"
         assert (table["start_s"] > 0).all()
-        drawn = series.timeline(analysis)
-        assert {row.rpartition(" ")[0] for row in drawn.rows} == {socket.gethostname()}
-        assert drawn.unit == "hosts' slots"
-        assert len(drawn.bars) == 4, "two ranks per trial"
-        assert drawn.bars["begin"].lt(drawn.bars["trained"]).all(), "the start-up is known"
+        bars, rows, unit = timeline_bars(analysis)
+        assert {row.rpartition(" ")[0] for row in rows} == {socket.gethostname()}
+        assert unit == "hosts' slots"
+        assert len(bars) == 4, "two ranks per trial"
+        assert bars["begin"].lt(bars["trained"]).all(), "the start-up is known"
     for trial in result.trials:
         assert scalars(Path(trial.path))["ray/tune/loss"][:3] == pytest.approx(
             [trial.config["lr"], trial.config["lr"] / 2, trial.config["lr"] / 3]

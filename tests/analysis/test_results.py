@@ -13,7 +13,8 @@ import pytest
 from made_experiments import changed, made_experiment, reporting
 from pyarrow import fs as pafs
 
-from horovod_tune.analysis import analyze, results, series
+from horovod_tune.analysis import analyze, results
+from horovod_tune.analysis.plots.learning_curves import best_steps
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of
@@ -222,7 +223,7 @@ def test_with_scope_all_a_metric_keeps_its_value_until_it_is_reported_again():
     assert math.isnan(analysis.scores["last"][0])
     assert analysis.pareto_front({"acc": "max", "lat": "min"}).dataframe()["acc"].tolist() == [0.9]
     for against in ("time", "trials"):
-        assert series.best_so_far(analysis, against)[1][-1] == 0.9
+        assert best_steps(analysis, against)[1][-1] == 0.9
 
 
 def test_frames_by_trial_hold_the_same_reports(experiments):

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from made_experiments import START, changed, made_experiment
 
-from horovod_tune.analysis import analyze, plots, series
+from horovod_tune.analysis import analyze, plots
+from horovod_tune.analysis.plots.learning_curves import best_steps, thinned
+from horovod_tune.analysis.plots.scheduling import timeline_bars
+from horovod_tune.analysis.plots.style import metric_axis
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.report.run_summary import run_summary, usage
 from horovod_tune.analysis.results import Analysis
@@ -21,13 +24,13 @@ from horovod_tune.analysis.varying_parameters import varying_parameters
 def test_the_best_so_far_only_gets_better_and_ends_with_the_search():
     analysis = made_experiment(40)
     for against in ("time", "trials"):
-        xs, ys = series.best_so_far(analysis, against)
+        xs, ys = best_steps(analysis, against)
         assert (np.diff(ys[:-1]) < 0).all()
         assert (np.diff(xs) > 0).all()
         assert ys[-1] == analysis.scores["best"].min()
     assert xs[-1] == 40
     with pytest.raises(ValueError, match='against must be "time" or "trials", got \'days\''):
-        series.best_so_far(analysis, "days")
+        best_steps(analysis, "days")
 
 
 def test_the_best_so_far_meets_the_limits():
@@ -36,25 +39,23 @@ def test_the_best_so_far_meets_the_limits():
     limits = [parse_limit(f"{made.metric} > {best + 0.1}")]
     limited = Analysis(made.record, made.folder, metric=made.metric, mode=made.mode, limits=limits)
     for against in ("time", "trials"):
-        _, ys = series.best_so_far(limited, against)
+        _, ys = best_steps(limited, against)
         assert ys.min() > best + 0.1
 
 
 def test_ranks_never_share_a_row_at_one_time():
-    found = series.timeline(made_experiment(80))
-    assert found.unit == "hosts' slots"
-    assert all(row.startswith("node-") for row in found.rows)
-    assert len(found.bars) == 160, "two ranks per trial"
-    for _, bars in found.bars.groupby("row"):
-        assert (bars["end"] <= bars["begin"].shift(-1, fill_value=math.inf) + 0.01).all()
+    bars, rows, unit = timeline_bars(made_experiment(80))
+    assert unit == "hosts' slots"
+    assert all(row.startswith("node-") for row in rows)
+    assert len(bars) == 160, "two ranks per trial"
+    for _, held in bars.groupby("row"):
+        assert (held["end"] <= held["begin"].shift(-1, fill_value=math.inf) + 0.01).all()
 
 
 def test_if_ranks_are_unknown_a_row_is_a_slot_for_one_trial(experiments):
-    analysis = analyze(experiments / "random")
-    found = series.timeline(analysis)
-    assert found.unit == "trials at once"
-    assert len(found.bars) == 4
-    assert found.bars["rank"].isna().all() and (found.bars["begin"] == found.bars["trained"]).all()
+    bars, _, unit = timeline_bars(analyze(experiments / "random"))
+    assert unit == "trials at once"
+    assert len(bars) == 4 and (bars["begin"] == bars["trained"]).all()
 
 
 def test_start_up_is_part_of_the_first_reports_time_if_it_fits():
@@ -68,20 +69,20 @@ def test_start_up_is_part_of_the_first_reports_time_if_it_fits():
 
 
 def test_diverged_trials_do_not_flatten_the_others():
+    def limits(values, mode):
+        axis, note = metric_axis(np.array(values), mode, "loss")
+        return (*axis["range"], note)
+
     values = np.array([*np.linspace(0.1, 1.0, 50), 1e6])
-    low, high, beyond = series.robust_limits(values, "min")
-    assert (low < 0.1, high < 2, beyond) == (True, True, 1)
-    low, high, beyond = series.robust_limits(-values, "max")
-    assert (high > -0.1, low > -2, beyond) == (True, True, 1)
-    assert series.robust_limits(values, "max")[1] > 1e6, "the good end is always shown"
-    assert series.robust_limits(np.array([np.nan]), "min") == (0.0, 1.0, 1)
-    few = np.array([0.1, 0.11, 0.12, 9.0])
-    assert series.robust_limits(few, "min")[2] == 0, "a quarter of the values is not a few"
-    assert (
-        series.robust_limits(np.array([2.0, 2.0]), "min")[0]
-        < 2.0
-        < series.robust_limits(np.array([2.0]), "min")[1]
-    )
+    low, high, note = limits(values, "min")
+    assert low < 0.1 and high < 2 and note == "1 of 51 values are outside the axis"
+    low, high, note = limits(-values, "max")
+    assert high > -0.1 and low > -2 and note == "1 of 51 values are outside the axis"
+    assert limits(values, "max")[1] > 1e6, "the good end is always shown"
+    assert limits([np.nan], "min")[:2] == (0.0, 1.0)
+    assert limits([0.1, 0.11, 0.12, 9.0], "min")[2] == "", "a quarter of the values is not a few"
+    low, high, _ = limits([2.0, 2.0], "min")
+    assert low < 2.0 < high
 
 
 def test_each_hyperparameter_has_its_axis():
@@ -120,10 +121,10 @@ def test_thinning_keeps_the_ends_and_the_extremes():
     values = np.sin(np.linspace(0, 20, 5000))
     values[3210] = 7.0
     values[100] = np.nan
-    kept = series.thinned(values, 50)
+    kept = thinned(values, 50)
     assert len(kept) <= 50
     assert kept[0] == 0 and kept[-1] == 4999 and 3210 in kept
-    assert list(series.thinned(values[:10], 50)) == list(range(10))
+    assert list(thinned(values[:10], 50)) == list(range(10))
 
 
 LATER = START + 1000.0  # the second driver's start
@@ -176,10 +177,10 @@ def test_a_paused_trial_did_not_train():
 
 
 def test_the_timeline_has_the_gap_and_no_more_rows_than_ran_at_once(resumed):
-    found = series.timeline(resumed)
-    assert len(found.rows) == 2 and len(found.bars) == 3
+    bars, rows, _ = timeline_bars(resumed)
+    assert len(rows) == 2 and len(bars) == 3
     assert resumed.session_gaps == [(START + 40.0, LATER)]
-    assert found.bars["begin"].min() == 0.0
+    assert bars["begin"].min() == 0.0
     figure = plots.timeline(resumed)
     (shape,) = figure.layout.shapes
     assert (shape.x0 * 60, shape.x1 * 60) == pytest.approx((40.0, 1000.0))

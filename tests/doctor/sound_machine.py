@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from horovod_tune.doctor import HorovodInfo, NodeInfo, TorchInfo
+from horovod_tune.doctor import NodeInfo
+from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
-GIB = 1024**3
-
-TORCH = TorchInfo("2.13.0+cpu")
-HOROVOD = HorovodInfo(f"0.28.1+{PATCH_LEVEL}.cpu", "2.13.0+cpu", gloo=True)
+TORCH = InstalledTorch("2.13.0+cpu")
+HOROVOD = InstalledHorovod(f"0.28.1+{PATCH_LEVEL}.cpu", "2.13.0+cpu", gloo=True)
 SOUND = NodeInfo(
     host="node1",
     system="Linux 6.1 x86_64",
     python="3.11.7",
     executable="/venv/bin/python",
     cpus=4,
-    memory=16 * GIB,
+    memory=16 * 1024**3,
     packages={"horovod_tune": "0.1.0", "ray": "2.60.0", "torch": "2.13.0+cpu"},
     torch=TORCH,
     horovod=HOROVOD,
     interfaces={"lo": ("127.0.0.1",), "eth0": ("10.0.0.3",)},
-    temporary_free=50 * GIB,
-    shared_memory=8 * GIB,
-    open_files=65536,
 )

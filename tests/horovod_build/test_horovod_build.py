@@ -9,12 +9,13 @@ import pytest
 from processes import run_python
 
 from horovod_tune.horovod_build import BuildError, build, installed, patches
-from horovod_tune.horovod_build.build import Plan, first_error
+from horovod_tune.horovod_build.build import first_error
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, installed_torch
 
 CUDA_TORCH = InstalledTorch("2.13.0+cu128", "12.8")
 CPU_TORCH = InstalledTorch("2.13.0+cpu", None)
-NCCL = installed.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so"))
+NVCC = Path("/cuda/bin/nvcc")
+NCCL = Path("/nccl/lib/libnccl.so.2")
 
 
 @pytest.mark.parametrize(
@@ -27,29 +28,24 @@ NCCL = installed.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so"))
     ],
 )
 def test_a_missing_tool_is_named_with_its_cure(
-    monkeypatch: pytest.MonkeyPatch, name: str, found: object, said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, found: object, said: str
 ) -> None:
     with monkeypatch.context() as without:
         without.setattr(name, found)
         with pytest.raises(BuildError, match=said):
-            installed.find_tools(CPU_TORCH, "none", {"CXX": "no-such-compiler++"})
+            installed.find_tools(CPU_TORCH, "none", {"CXX": "no-such-compiler++"}, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("torch", "nvcc", "release", "nccl", "said"),
     [
-        (CUDA_TORCH, Path("/cuda/bin/nvcc"), "12.8", NCCL, []),
-        (CPU_TORCH, Path("/cuda/bin/nvcc"), "12.8", NCCL, ["not a CUDA build"]),
+        (CPU_TORCH, NVCC, "12.8", NCCL, ["not a CUDA build"]),
         (CUDA_TORCH, None, None, None, ["No nvcc", "No NCCL"]),
-        (CUDA_TORCH, Path("/cuda/bin/nvcc"), "13.0", NCCL, ["built for CUDA 12.8"]),
+        (CUDA_TORCH, NVCC, "13.0", NCCL, ["built for CUDA 12.8"]),
     ],
 )
 def test_what_nccl_needs_is_named(
-    torch: InstalledTorch,
-    nvcc: Path | None,
-    release: str | None,
-    nccl: installed.Nccl | None,
-    said: list[str],
+    torch: InstalledTorch, nvcc: Path | None, release: str | None, nccl: Path | None, said: list[str]
 ) -> None:
     missing = list(installed._missing_for_nccl(torch, nvcc, release, nccl))
     assert len(missing) == len(said) and all(map(str.__contains__, missing, said))
@@ -61,7 +57,7 @@ def test_nccl_is_taken_from_torchs_own_packages_before_the_system(tmp_path: Path
         (package / name).parent.mkdir(parents=True)
         (package / name).touch()
     found = installed.find_nccl({}, [tmp_path])
-    assert found == installed.Nccl(package / "include", package / "lib/libnccl.so.2")
+    assert found == (package / "include", package / "lib/libnccl.so.2")
 
 
 def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
@@ -72,8 +68,8 @@ def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
 
 
 def test_a_cpu_build_asks_only_for_gloo_and_torch() -> None:
-    tools = installed.Tools("/c/cmake")
-    environment = build.compile_environment(Plan("2.13.0+cpu"), {}, jobs=2, tools=tools)
+    tools = {"HOROVOD_CMAKE": "/c/cmake"}
+    environment = build.compile_environment("none", {}, jobs=2, tools=tools)
     assert environment == {
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
@@ -87,21 +83,26 @@ def test_a_cpu_build_asks_only_for_gloo_and_torch() -> None:
     }
 
 
-def test_a_nccl_build_gets_the_paths_of_cuda_and_nccl() -> None:
-    built, tools = Plan("2.13.0+cu128", gpu="nccl"), installed.Tools("cmake", Path("/cuda"), NCCL)
-    environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, tools=tools)
+def test_a_nccl_build_gets_the_paths_of_cuda_and_nccl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(installed, "find_cuda", lambda environ: (Path("/cuda"), NVCC))
+    monkeypatch.setattr(installed, "find_nccl", lambda environ, packages: (Path("/nccl/include"), NCCL))
+    theirs = {"PATH": "/usr/bin", "CUDA_HOME": "/another"}
+    tools = installed.find_tools(CUDA_TORCH, "nccl", theirs, tmp_path)
+    environment = build.compile_environment("nccl", theirs, jobs=1, tools=tools)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_CUDA_HOME"] == environment["CUDA_HOME"] == "/cuda"
     assert environment["HOROVOD_NCCL_INCLUDE"] == "/nccl/include"
-    assert environment["HOROVOD_NCCL_LIB"] == "/nccl/lib"
+    assert environment["HOROVOD_NCCL_LIB"] == str(tmp_path)
+    assert (tmp_path / "libnccl.so").readlink() == NCCL
     assert environment["HOROVOD_LOCAL_VERSION"] == f"{patches.PATCH_LEVEL}.nccl"
     assert environment["PATH"] == f"/cuda/bin{os.pathsep}/usr/bin"
 
 
 def test_the_users_variables_cannot_make_another_wheel_than_the_plan_says() -> None:
     theirs = {"HOROVOD_WITH_MPI": "1", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx2"}
-    tools = installed.Tools("cmake")
-    environment = build.compile_environment(Plan("2.13.0"), theirs, jobs=1, tools=tools)
+    environment = build.compile_environment("none", theirs, jobs=1, tools={})
     assert "HOROVOD_WITH_MPI" not in environment and "HOROVOD_GPU_OPERATIONS" not in environment
     assert environment["HOROVOD_BUILD_ARCH_FLAGS"] == "-mavx2"
 

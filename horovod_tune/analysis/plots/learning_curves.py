@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from horovod_tune.analysis import series
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 
@@ -53,8 +52,23 @@ def _line(reports: np.ndarray, most: int) -> np.ndarray:
 
     `reports` has x, y and the number of the start, shape (reports, 3).
     """
-    kept = reports[series.thinned(reports[:, 1], most)]
+    kept = reports[thinned(reports[:, 1], most)]
     return np.insert(kept[:, :2], np.flatnonzero(np.diff(kept[:, 2])) + 1, np.nan, axis=0)
+
+
+def thinned(values: np.ndarray, most: int) -> np.ndarray:
+    """Return the indices of at most `most` points of a curve: its ends, and equal stretches' extremes."""
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    kept = {0, count - 1}
+    for stretch in np.array_split(np.arange(1, count - 1), max(1, (most - 2) // 2)):
+        inside = values[stretch]
+        if np.isfinite(inside).any():
+            kept.update((int(stretch[np.nanargmin(inside)]), int(stretch[np.nanargmax(inside)])))
+        else:
+            kept.add(int(stretch[0]))
+    return np.array(sorted(kept))
 
 
 def _few(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
@@ -104,7 +118,7 @@ def best_so_far(
     if len(compared) != 1:
         raise ValueError(f"experiments to compare must have the same metric and mode, got {sorted(compared)}")
     metric, mode = compared.pop()
-    drawn = {name: [series.best_so_far(one, against) for one in group] for name, group in groups.items()}
+    drawn = {name: [best_steps(one, against) for one in group] for name, group in groups.items()}
     steps = {name: known for name, group in drawn.items() if (known := [s for s in group if len(s[0])])}
     if not steps:
         return style.figure("Best so far", empty=f"no trial has reported a finite {metric}")
@@ -115,6 +129,32 @@ def best_so_far(
         made.add_traces(_group(name, group, style.OKABE_ITO[number % style.FEW], length))
     made.update_layout(showlegend=len(steps) > 1, xaxis=x_axis | {"rangemode": "tozero"})
     return made.update_layout(yaxis_title_text=f"best {style.label(metric)} so far")
+
+
+def best_steps(analysis: Analysis, against: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps (x, best value up to x): x is seconds since the start, or the number of trials.
+
+    Against "time", every report that meets the limits counts; against "trials", each trial's best value. Only
+    the points at which the best changes, and the last point, are returned.
+    """
+    _, mode = analysis.require_metric()
+    if against == "trials":
+        values = analysis.scores["best"].to_numpy()
+        xs = np.arange(1.0, len(values) + 1)
+    elif against == "time":
+        reports = analysis.reports
+        reports = reports[reports["allowed"] & np.isfinite(reports["time"])]
+        reports = reports.sort_values("time", kind="stable")
+        values = reports["value"].to_numpy()
+        xs = reports["time"].to_numpy() - (analysis.record.start_time or 0.0)
+    else:
+        raise ValueError(f'against must be "time" or "trials", got {against!r}')
+    sign = 1.0 if mode == "min" else -1.0
+    best = np.minimum.accumulate(np.where(np.isfinite(values), sign * values, np.inf))
+    steps = np.flatnonzero(best < np.append(np.inf, best)[:-1])
+    if len(steps) and xs[-1] > xs[steps[-1]]:
+        steps = np.append(steps, len(xs) - 1)
+    return xs[steps], sign * best[steps]
 
 
 def _group(name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, length: float) -> list[Any]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
-from horovod_tune.analysis import series
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -25,16 +26,15 @@ def timeline(analysis: Analysis) -> Figure:
     the reports lack the number of ranks. Trials on a row alternate between two tones; failed ones are black,
     the best one is orange. Gaps between the drivers of a resumed search are grey.
     """
-    found = series.timeline(analysis)
-    title = "Which trial held which ranks when" if found.unit != "trials at once" else "Which trial ran when"
-    bars = found.bars
+    bars, rows, unit = timeline_bars(analysis)
+    title = "Which trial held which ranks when" if unit != "trials at once" else "Which trial ran when"
     if bars.empty:
         return style.figure(title, empty="no trial has begun")
     x_axis, length = style.progress_axis("time", bars["end"].max())
     turn = bars.groupby("row").cumcount() % 2
     failed = bars["trial"].map(lambda trial: analysis.trials[trial].status == "ERROR")
     best = bars["trial"] == analysis.best_number
-    height = int(np.clip(150 + _ROW_PX * len(found.rows), 240, _HIGHEST_PX))
+    height = int(np.clip(150 + _ROW_PX * len(rows), 240, _HIGHEST_PX))
     starts = bars["trained"] > bars["begin"]
     made = style.figure(title, "" if starts.any() else "start-up time is not recorded", height=height)
     for name, colour, chosen, (since, until) in (
@@ -64,11 +64,44 @@ def timeline(analysis: Analysis) -> Figure:
         grey = {"fillcolor": style.faded(style.QUIET, 0.2), "line_width": 0, "layer": "below"}
         note = {"annotation_text": "no driver", "annotation_position": "top left", "annotation_font_size": 11}
         made.add_vrect(x0=(begin - zero) / length, x1=(end - zero) / length, **grey, **note)
-    every = max(1, len(found.rows) // 32)
-    names = [style.label(name or "·", 24) for name in found.rows]
-    y_axis: dict[str, Any] = {"title": {"text": found.unit}, "autorange": "reversed", "showgrid": False}
+    every = max(1, len(rows) // 32)
+    names = [style.label(name or "·", 24) for name in rows]
+    y_axis: dict[str, Any] = {"title": {"text": unit}, "autorange": "reversed", "showgrid": False}
     y_axis |= {"tickvals": list(range(0, len(names), every)), "ticktext": names[::every]}
     return made.update_layout(xaxis=x_axis, yaxis=y_axis, barmode="overlay", showlegend=True)
+
+
+def timeline_bars(analysis: Analysis) -> tuple[pd.DataFrame, list[str], str]:
+    """Return a timeline's bars, the names of its rows, and what a row is.
+
+    A bar is a period in which a trial held a row, earliest first: trial, row, and, in seconds since the
+    experiment's start, begin (of the start-up), trained (when training began) and end.
+    """
+    now = analysis.record.last_write or 0.0
+    spans, times = analysis.spans.copy(), ["begin", "trained", "end"]
+    running = spans["trial"].map(lambda trial: analysis.trials[trial].status == "RUNNING").astype(bool)
+    newest = ~spans["trial"].duplicated(keep="last") & (
+        spans["end"] >= max(analysis.record.sessions, default=0.0)
+    )
+    spans["end"] = spans["end"].mask(running & newest, spans["end"].clip(lower=now))
+    spans[times] -= analysis.record.start_time or 0.0
+    # Ranks take the free rows of their host; a row is free as soon as the period on it has ended.
+    ends: dict[str, list[float]] = {}
+    bars = []
+    for span in spans.sort_values([*times, "trial"]).to_dict("records"):
+        trial = analysis.trials[span["trial"]]
+        for host in hosts_of(trial) or [""] * (ranks_of(trial) or 1):
+            slots = ends.setdefault(host, [])
+            slot = next((s for s, end in enumerate(slots) if end <= span["begin"] + 1e-3), len(slots))
+            slots[slot : slot + 1] = [span["end"]]
+            bars.append(span | {"row": (host, slot)})
+    places = [(host, slot) for host in sorted(ends) for slot in range(len(ends[host]))]
+    table = pd.DataFrame(bars, columns=["trial", "row", *times])
+    table["row"] = table["row"].map({place: row for row, place in enumerate(places)})
+    names = [f"{host} {slot}" if host else str(slot + 1) for host, slot in places]
+    known = any(ranks_of(trial) for trial in analysis.trials)
+    unit = "hosts' slots" if any(ends) and "" not in ends else "ranks" if known else "trials at once"
+    return table, names, unit
 
 
 def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.series import robust_limits
 from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
 if TYPE_CHECKING:
@@ -98,8 +97,23 @@ def joined(*parts: str) -> str:
 
 
 def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any], str]:
-    """Return the metric's axis, and a note on the values that are outside it."""
-    low, high, beyond = robust_limits(values, mode)
+    """Return the metric's axis, and a note on the values that are outside it.
+
+    The good end is always shown. Values more than three interquartile ranges beyond the worse quartile (those
+    of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.
+    """
+    sign = 1.0 if mode == "min" else -1.0
+    costs = sign * values[np.isfinite(values)]
+    low, high, beyond = 0.0, 1.0, len(values)
+    if len(costs):
+        first, third = np.quantile(costs, [0.25, 0.75])
+        reach = 3 * float(third - first)
+        kept = costs[costs <= third + reach]
+        if not 0 < 2 * reach < costs.max() - third or len(costs) - len(kept) > 0.1 * len(costs):
+            kept = costs
+        low, high = sorted((sign * float(kept.min()), sign * float(kept.max())))
+        pad = 0.04 * (high - low) or abs(high) * 0.05 or 0.5
+        low, high, beyond = low - pad, high + pad, len(costs) - len(kept)
     note = f"{beyond} of {len(values)} values are outside the axis" if beyond else ""
     return {"title": {"text": label(name)}, "range": [low, high]}, note
 

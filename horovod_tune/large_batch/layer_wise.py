@@ -38,6 +38,10 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         # by a step with zero gradients, and weight decay would change the weights on ranks without state.
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        for name in ("lr", "weight_decay", "eps"):
+            value = group[name]
+            bounds.number(name, value.item() if isinstance(value, torch.Tensor) else value, at_least=0)
+        bounds.flag("layer_wise", group["layer_wise"])
         self.check_options(group)
         for parameter in group["params"]:
             if parameter.is_complex() or not parameter.is_floating_point():
@@ -55,12 +59,9 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
                     return f"parameter {name}"
         return "a parameter of no group"
 
+    @abstractmethod
     def check_options(self, group: Group) -> None:
-        """Raise HyperparameterError if an option of the group is out of bounds."""
-        for name in ("lr", "weight_decay", "eps"):
-            value = group[name]
-            bounds.number(name, value.item() if isinstance(value, torch.Tensor) else value, at_least=0)
-        bounds.flag("layer_wise", group["layer_wise"])
+        """Raise HyperparameterError if an option that only the subclass has is out of bounds."""
 
     @abstractmethod
     def first_state(self, parameter: Tensor) -> dict[str, Any]:
@@ -181,7 +182,6 @@ class Lars(LayerWiseOptimizer):
         super().__init__(params, locals())
 
     def check_options(self, group: Group) -> None:
-        super().check_options(group)
         bounds.number("momentum", group["momentum"], at_least=0, less_than=1)
         bounds.number("trust", group["trust"], more_than=0)
         if bounds.flag("nesterov", group["nesterov"]) and group["momentum"] == 0:
@@ -256,7 +256,6 @@ class Lamb(LayerWiseOptimizer):
         super().__init__(params, locals())
 
     def check_options(self, group: Group) -> None:
-        super().check_options(group)
         bounds.betas("betas", group["betas"])
 
     def first_state(self, parameter: Tensor) -> dict[str, Any]:

@@ -173,10 +173,6 @@ class LargeBatchLR(LRScheduler):
 
 RULES = ("linear", "sqrt", "none")
 
-# Malladi et al. derive "sqrt" for Adam; You et al. (2020) use it with LAMB. For LARS the papers do not agree
-# on a rule; its steps depend only on the gradient's direction, whose noise falls with the root of the batch.
-RULE_OF_OPTIMIZER = {"sgd": "linear", "lars": "sqrt", "adamw": "sqrt", "lamb": "sqrt"}
-
 
 def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "linear") -> float:
     r"""Return the factor for the base learning rate, with :math:`k = B / B_0`.

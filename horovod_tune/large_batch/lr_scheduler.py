@@ -13,10 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.curves import Schedule
 
-_STATE = (
-    *("last_epoch", "_step_count", "_reduction"),
-    *("steps_per_epoch", "global_batch_size", "base_batch_size"),
-)
+_KEPT = ("last_epoch", "_step_count", "_reduction", "steps_per_epoch", "global_batch_size", "base_batch_size")
 
 
 class LargeBatchLR(LRScheduler):
@@ -142,7 +139,7 @@ class LargeBatchLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the time and the batch as plain numbers; base rates and schedule are not in it."""
         epoch, groups = [self.epoch.numerator, self.epoch.denominator], len(self.optimizer.param_groups)
-        return {"epoch": epoch, "groups": groups, **{name: getattr(self, name) for name in _STATE}}
+        return {"epoch": epoch, "groups": groups, **{name: getattr(self, name) for name in _KEPT}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, and set the optimiser's rates.
@@ -157,7 +154,7 @@ class LargeBatchLR(LRScheduler):
         if got != groups:
             raise bounds.HyperparameterError(f"state_dict must have {groups} parameter groups, got {got}")
         self.epoch = Fraction(*state_dict["epoch"])
-        for name in _STATE:
+        for name in _KEPT:
             setattr(self, name, state_dict[name])
         self._set_rates()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -258,10 +258,7 @@ class GradientAccumulator:
         return norm
 
     def _optimizer_step(self) -> bool:
-        skip: AbstractContextManager[None] = nullcontext()
-        if hasattr(self.optimizer, "skip_synchronize"):
-            skip = self.optimizer.skip_synchronize()
-        with skip:
+        with getattr(self.optimizer, "skip_synchronize", nullcontext)():
             if self.scaler is None:
                 self.optimizer.step()
                 return True

@@ -176,9 +176,8 @@ class GlobalBatch:
             HyperparameterError: `even` is True and the new world size does not divide the batch; or Horovod's
                 optimiser was made in a world of one rank, for which it prepares no average.
         """
-        world = self._accumulator.restart()
-        before = self.split
-        self._share(self._in_world(before.global_batch_size, before.world_size, world), world)
+        world_size = self._accumulator.restart()
+        self._continue(self.split.global_batch_size, self.split.world_size, world_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batch as plain numbers; accumulator and scheduler have states of their own."""
@@ -186,8 +185,7 @@ class GlobalBatch:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, in a world of any size; load the scheduler's state first."""
-        size, world = state_dict["global_batch_size"], state_dict["world_size"]
-        self.resize(self._in_world(size, world, self.split.world_size))
+        self._continue(state_dict["global_batch_size"], state_dict["world_size"], self.split.world_size)
 
     def _share(self, global_batch_size: int, world_size: int) -> None:
         split = split_batch(global_batch_size, world_size, self._max_micro_batch_size, even=self._even)
@@ -197,7 +195,7 @@ class GlobalBatch:
         self.scheduler.change_batch(changed, steps_per_epoch=steps)
         self.split = split
 
-    def _in_world(self, global_batch_size: int, world_size: int, new_world_size: int) -> int:
-        if self.keep == "global":
-            return global_batch_size
-        return global_batch_size // world_size * new_world_size
+    def _continue(self, global_batch_size: int, world_size: int, new_world_size: int) -> None:
+        if self.keep == "local":
+            global_batch_size = global_batch_size // world_size * new_world_size
+        self._share(global_batch_size, new_world_size)

@@ -13,7 +13,6 @@ from torch import nn
 
 from horovod_tune.large_batch import bounds
 
-Tensor = torch.Tensor
 Group = dict[str, Any]
 
 
@@ -27,17 +26,16 @@ class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
 class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
     """A torch optimiser whose groups have a flag ``layer_wise`` and, if known, parameter ``names``."""
 
-    def __init__(self, params: Any, options: dict[str, Any]) -> None:
-        """Initialise from the subclass's ``locals()``: its options, and `others`, which are left out."""
-        others = ("self", "params", "__class__")
-        super().__init__(params, {name: value for name, value in options.items() if name not in others})
-
     def add_param_group(self, param_group: Group) -> None:
         """Add a group and give its parameters their state."""
         # State is made now and not in the first step: otherwise `hvd.broadcast_optimizer_state` would make it
         # by a step with zero gradients, and weight decay would change the weights on ranks without state.
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        for name in ("lr", "weight_decay", "eps"):
+            value = group[name]
+            bounds.number(name, value.item() if isinstance(value, torch.Tensor) else value, at_least=0)
+        bounds.flag("layer_wise", group["layer_wise"])
         self.check_options(group)
         for parameter in group["params"]:
             if parameter.is_complex() or not parameter.is_floating_point():
@@ -55,19 +53,16 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
                     return f"parameter {name}"
         return "a parameter of no group"
 
+    @abstractmethod
     def check_options(self, group: Group) -> None:
-        """Raise HyperparameterError if an option of the group is out of bounds."""
-        for name in ("lr", "weight_decay", "eps"):
-            value = group[name]
-            bounds.number(name, value.item() if isinstance(value, torch.Tensor) else value, at_least=0)
-        bounds.flag("layer_wise", group["layer_wise"])
+        """Raise HyperparameterError if an option that only the subclass has is out of bounds."""
 
     @abstractmethod
-    def first_state(self, parameter: Tensor) -> dict[str, Any]:
+    def first_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return a parameter's state before its first step."""
 
     @abstractmethod
-    def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
+    def step_one(self, group: Group, weight: torch.Tensor, weight_norm: float, gradient_norm: float) -> None:
         """Update one layer from its gradient and its state."""
 
     @torch.no_grad()
@@ -178,20 +173,20 @@ class Lars(LayerWiseOptimizer):
         nesterov: bool = False,
         layer_wise: bool = True,
     ) -> None:
-        super().__init__(params, locals())
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
+        super().__init__(params, {**defaults, "nesterov": nesterov, "layer_wise": layer_wise})
 
     def check_options(self, group: Group) -> None:
-        super().check_options(group)
         bounds.number("momentum", group["momentum"], at_least=0, less_than=1)
         bounds.number("trust", group["trust"], more_than=0)
         if bounds.flag("nesterov", group["nesterov"]) and group["momentum"] == 0:
             raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
 
-    def first_state(self, parameter: Tensor) -> dict[str, Any]:
+    def first_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         # Also without momentum: a changed configuration may use it later.
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
+    def step_one(self, group: Group, weight: torch.Tensor, weight_norm: float, gradient_norm: float) -> None:
         gradient, buffer = weight.grad, self.state[weight]["momentum_buffer"]
         assert gradient is not None, "step() skips parameters without a gradient"
         momentum = group["momentum"]
@@ -253,16 +248,16 @@ class Lamb(LayerWiseOptimizer):
         *,
         layer_wise: bool = True,
     ) -> None:
-        super().__init__(params, locals())
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "layer_wise": layer_wise})
 
     def check_options(self, group: Group) -> None:
-        super().check_options(group)
         bounds.betas("betas", group["betas"])
 
-    def first_state(self, parameter: Tensor) -> dict[str, Any]:
+    def first_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
-    def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
+    def step_one(self, group: Group, weight: torch.Tensor, weight_norm: float, gradient_norm: float) -> None:
         gradient, state = weight.grad, self.state[weight]
         assert gradient is not None, "step() skips parameters without a gradient"
         beta1, beta2 = group["betas"]

@@ -13,10 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.curves import Schedule
 
-_STATE = (
-    *("last_epoch", "_step_count", "_reduction"),
-    *("steps_per_epoch", "global_batch_size", "base_batch_size"),
-)
+_KEPT = ("last_epoch", "_step_count", "_reduction", "steps_per_epoch", "global_batch_size", "base_batch_size")
 
 
 class LargeBatchLR(LRScheduler):
@@ -142,7 +139,7 @@ class LargeBatchLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the time and the batch as plain numbers; base rates and schedule are not in it."""
         epoch, groups = [self.epoch.numerator, self.epoch.denominator], len(self.optimizer.param_groups)
-        return {"epoch": epoch, "groups": groups, **{name: getattr(self, name) for name in _STATE}}
+        return {"epoch": epoch, "groups": groups, **{name: getattr(self, name) for name in _KEPT}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, and set the optimiser's rates.
@@ -157,7 +154,7 @@ class LargeBatchLR(LRScheduler):
         if got != groups:
             raise bounds.HyperparameterError(f"state_dict must have {groups} parameter groups, got {got}")
         self.epoch = Fraction(*state_dict["epoch"])
-        for name in _STATE:
+        for name in _KEPT:
             setattr(self, name, state_dict[name])
         self._set_rates()
 
@@ -172,10 +169,6 @@ class LargeBatchLR(LRScheduler):
 
 
 RULES = ("linear", "sqrt", "none")
-
-# Malladi et al. derive "sqrt" for Adam; You et al. (2020) use it with LAMB. For LARS the papers do not agree
-# on a rule; its steps depend only on the gradient's direction, whose noise falls with the root of the batch.
-RULE_OF_OPTIMIZER = {"sgd": "linear", "lars": "sqrt", "adamw": "sqrt", "lamb": "sqrt"}
 
 
 def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "linear") -> float:

@@ -20,7 +20,7 @@ from horovod_tune.large_batch.batches import (
     steps_per_epoch,
 )
 from horovod_tune.large_batch.layer_wise import Lamb, Lars, parameter_groups
-from horovod_tune.large_batch.lr_scheduler import RULE_OF_OPTIMIZER, RULES, LargeBatchLR, scaling_factor
+from horovod_tune.large_batch.lr_scheduler import RULES, LargeBatchLR, scaling_factor
 from horovod_tune.large_batch.noise_scale import NoiseScale
 from horovod_tune.large_batch.world import horovod, rank, torch_distributed, world_size
 
@@ -28,10 +28,19 @@ from horovod_tune.large_batch.world import horovod, rank, torch_distributed, wor
 _OF_HOROVOD = {"backward_passes_per_step", "compression", "gradient_predivide_factor", "groups"}
 _OF_HOROVOD |= {"num_groups", "op", "process_set", "sparse_as_dense"}
 
-# The rates that `relative_lr` multiplies, for batches of dozens to hundreds of samples: SGD as in Goyal et
-# al. (2017), AdamW as in torch. The rate of LAMB, and that of LARS times `trust`, is about the fraction by
-# which a layer's weights change per step.
-USUAL_RATE = {"sgd": 0.1, "lars": 0.1, "adamw": 1e-3, "lamb": 5e-3}
+# Each optimiser's class, the keys that are arguments of it, the rate that `relative_lr` multiplies, and the
+# default rule of scaling.
+# The rates are for batches of dozens to hundreds of samples: SGD as in Goyal et al. (2017), AdamW as in
+# torch. The rate of LAMB, and that of LARS times `trust`, is about the fraction by which a layer's weights
+# change per step.
+# Malladi et al. derive "sqrt" for Adam; You et al. (2020) use it with LAMB. For LARS the papers do not agree
+# on a rule; its steps depend only on the gradient's direction, whose noise falls with the root of the batch.
+_OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[str, ...], float, str]] = {
+    "sgd": (torch.optim.SGD, ("momentum", "nesterov"), 0.1, "linear"),
+    "lars": (Lars, ("momentum", "nesterov", "trust"), 0.1, "sqrt"),
+    "adamw": (torch.optim.AdamW, ("betas", "eps"), 1e-3, "sqrt"),
+    "lamb": (Lamb, ("betas", "eps"), 5e-3, "sqrt"),
+}
 
 SCHEDULES = ("constant", "multi_step", "polynomial", "cosine", "one_cycle", "inverse_sqrt")
 
@@ -46,7 +55,7 @@ _KEYS: dict[str, tuple[Any, Callable[[str, Any], Any] | None]] = {
     "lr": (None, _positive),
     "relative_lr": (None, _positive),
     "scaling": (None, partial(bounds.one_of, choices=RULES)),
-    "optimizer": ("sgd", partial(bounds.one_of, choices=USUAL_RATE)),
+    "optimizer": ("sgd", partial(bounds.one_of, choices=_OPTIMIZERS)),
     "momentum": (0.9, partial(bounds.number, at_least=0, less_than=1)),
     "nesterov": (False, bounds.flag),
     "weight_decay": (0.0, _not_negative),
@@ -182,7 +191,7 @@ def from_config(
     * exactly one of ``global_batch_size``, over all ranks, and ``local_batch_size``, per rank; if it is the
       local one, the global batch and the rate scale with the number of ranks
     * exactly one of ``lr``, the rate for a batch of ``base_batch_size``, and ``relative_lr``, that rate as a
-      multiple of the optimiser's usual one (`USUAL_RATE`)
+      multiple of the optimiser's usual one (0.1 for SGD and LARS, 0.001 for AdamW, 0.005 for LAMB)
     * ``scaling``: ``linear``, ``sqrt`` or ``none``; by default ``linear`` for SGD and ``sqrt`` for the others
     * ``max_micro_batch_size``: the most samples of a rank in a pass
     * ``optimizer``: ``sgd``, ``lars``, ``adamw`` or ``lamb``; with ``momentum`` and ``nesterov`` (SGD, LARS),
@@ -234,7 +243,9 @@ def from_config(
     local, largest = values["local_batch_size"], values["max_micro_batch_size"]
     batch_size = values["global_batch_size"] if local is None else local * world
     split = split_batch(batch_size, world, largest, even=not elastic)
-    optimizer: Any = _optimizer(model, values)
+    make, options, *_ = _OPTIMIZERS[values["optimizer"]]
+    groups = parameter_groups(model, weight_decay=values["weight_decay"])
+    optimizer: Any = make(groups, lr=values["lr"], **{name: values[name] for name in options})
     if hvd is not None and world > 1:
         named = list(model.named_parameters())
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, **distributed)
@@ -301,22 +312,11 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
     if values["warmup_epochs"] >= values["epochs"]:
         bound = f"less than epochs ({values['epochs']:g})"
         raise bounds.HyperparameterError(f"warmup_epochs must be {bound}, got {config['warmup_epochs']!r}")
+    *_, usual_rate, rule = _OPTIMIZERS[values["optimizer"]]
     if values["lr"] is None:
-        values["lr"] = values["relative_lr"] * USUAL_RATE[values["optimizer"]]
-    values["scaling"] = values["scaling"] or RULE_OF_OPTIMIZER[values["optimizer"]]
+        values["lr"] = values["relative_lr"] * usual_rate
+    values["scaling"] = values["scaling"] or rule
     return values
-
-
-def _optimizer(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
-    makers: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[str, ...]]] = {
-        "sgd": (torch.optim.SGD, ("momentum", "nesterov")),
-        "lars": (Lars, ("momentum", "nesterov", "trust")),
-        "adamw": (torch.optim.AdamW, ("betas", "eps")),
-        "lamb": (Lamb, ("betas", "eps")),
-    }
-    make, options = makers[values["optimizer"]]
-    groups = parameter_groups(model, weight_decay=values["weight_decay"])
-    return make(groups, lr=values["lr"], **{name: values[name] for name in options})
 
 
 def _schedule(values: dict[str, Any], scale: float, steps: int) -> curves.Schedule:

@@ -8,7 +8,6 @@ computes, and a step on the device is an operation, so a slow start is not a han
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from horovod_tune.session import session
 
@@ -21,16 +20,6 @@ BUSY_SHARE = 0.01
 LEAST_CPU_S = 0.1
 
 
-class Activity(NamedTuple):
-    """What the ranks of a host have done so far, apart from sending messages. Only differences matter.
-
-    ``operations`` is torch_xla's count; ``cpu_s`` is the CPU time of the ranks and of their child processes.
-    """
-
-    operations: int
-    cpu_s: float
-
-
 class Inactivity:
     """Measures for how long the ranks of a host have done nothing."""
 
@@ -39,22 +28,27 @@ class Inactivity:
         # Seconds that the coordinator has listened since the last update. It does not listen while Tune
         # handles a report: ranks that wait for Tune do not hang.
         self.listened_s = 0.0
-        self._before: Activity | None = None
+        self._before: tuple[int, float] | None = None
         self._inactive_s = 0.0
 
     def restart(self) -> None:
         """Start counting again: a rank has sent something, or Tune has answered a report."""
         self._before, self.listened_s = None, 0.0
 
-    def update(self, work: Activity) -> bool:
-        """Record the activity so far; return True if the ranks have been inactive for the whole limit."""
-        before, self._before = self._before, work  # another thread may call `restart`
+    def update(self, operations: int, cpu_s: float) -> bool:
+        """Record the activity so far; return True if the ranks have been inactive for the whole limit.
+
+        Args:
+            operations: torch_xla's count.
+            cpu_s: the CPU time of the ranks and of their child processes.
+        """
+        before, self._before = self._before, (operations, cpu_s)  # another thread may call `restart`
         listened_s, self.listened_s = self.listened_s, 0.0
         # A decrease is activity too: a child process of a rank has ended.
         if (
             before is None
-            or abs(work.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
-            or work.operations != before.operations
+            or operations != before[0]
+            or abs(cpu_s - before[1]) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
         ):
             self._inactive_s = 0.0
             return False

@@ -72,10 +72,7 @@ class HostActor:
             on_message=self._receive,
             on_loss=self._lose,
         )
-
-    @property
-    def _ranks(self) -> list[RankProcess]:
-        return self._supervisor.ranks
+        self._ranks = self._supervisor.ranks
 
     def describe(self) -> WorkerInfo:
         chips = ray.get_runtime_context().get_accelerator_ids().get("TPU", [])
@@ -115,8 +112,7 @@ class HostActor:
             rank.drop_output()
             rank.is_running = True
             rank.send("begin", pickled_request=packed, world=list(astuple(rank.info)), **place)
-            if rank.loss:
-                self._fail(rank, *rank.loss)
+            self._lose(rank)
 
     def _share(self, reference: Any) -> str | None:
         """Return the path of a file with the bytes of ``reference``, a Ray ObjectRef; None for None.
@@ -167,7 +163,7 @@ class HostActor:
 
     def _check_hang(self) -> None:
         running = self._running()
-        if not running or not self._inactivity.update(self._supervisor.activity()):
+        if not running or not self._inactivity.update(*self._supervisor.activity()):
             return
         self._inactivity.restart()
         replies = self._supervisor.ask(running, "dump_stack", "stack", STACKS_TIMEOUT_S)

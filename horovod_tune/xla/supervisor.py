@@ -22,7 +22,6 @@ from horovod_tune.channel.framing import RANK_MESSAGES, Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import FailureKind, RankInfo
-from horovod_tune.xla.hang_detector import Activity
 from horovod_tune.xla.topology import LaunchPlan
 
 TICK_S = 0.5
@@ -176,8 +175,8 @@ class Supervisor:
             )
             return {each.info.rank: each.replies[reply] for each in ranks if reply in each.replies}
 
-    def activity(self) -> Activity:
-        """Return what the ranks have done so far."""
+    def activity(self) -> tuple[int, float]:
+        """Return the ranks' operations and CPU time so far, as `Inactivity.update` takes them."""
         cpu_s = 0.0
         for pid in {rank.pid for rank in self.ranks}:  # TPU v2 and v3 have two ranks in a process
             # A process that ends meanwhile makes the sum smaller, which counts as activity.
@@ -185,7 +184,7 @@ class Supervisor:
                 process = psutil.Process(pid)
                 for each in (process, *process.children(recursive=True)):
                     cpu_s += sum(each.cpu_times()[:4])  # user and system, its own and of ended children
-        return Activity(sum(rank.operations for rank in self.ranks), cpu_s)
+        return sum(rank.operations for rank in self.ranks), cpu_s
 
     # What follows runs in the thread that starts the parent.
 

@@ -94,23 +94,6 @@ class XlaLauncher:
         return has_head and self._spec.num_hosts != 1
 
     def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
-        rank_infos = self._start_ranks(actors, infos)
-        return topology.assignments_of(rank_infos, num_slots=self._spec.num_slots)
-
-    def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
-        bundle = self._group.bundle_specs[0]
-        if "TPU" not in bundle:
-            return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
-        hosts = tpu_hosts()
-        here = next(host for host in hosts if host.node_id == infos[0].node_id)
-        if self._is_slice:
-            workers = slices.check_slice(infos, hosts)
-            return topology.plans_for_slice(infos, workers, int(bundle["TPU"]), here.pod_type)
-        slice_hosts = slices.slices_of(hosts).get(here.slice_name or "", [here])
-        chips = sum(host.chips for host in slice_hosts)
-        return [topology.plan_for_chips(infos[0].tpu_ids, chips, here.pod_type)]
-
-    def _start_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[RankInfo]]:
         """Start every host's ranks and wait until they are up; the first host that fails ends the wait."""
         rank_infos: dict[int, list[RankInfo]] = {}
         self._below = []
@@ -139,7 +122,21 @@ class XlaLauncher:
             if starting and time.monotonic() > end:
                 hosts = ", ".join(infos[i].host for i in starting.values())
                 raise StartFailed(f"the ranks of {hosts} did not start within {LAUNCH_TIMEOUT_S:g} s")
-        return [rank_infos[i] for i in range(len(actors))]
+        in_order = [rank_infos[i] for i in range(len(actors))]
+        return topology.assignments_of(in_order, num_slots=self._spec.num_slots)
+
+    def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
+        bundle = self._group.bundle_specs[0]
+        if "TPU" not in bundle:
+            return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
+        hosts = tpu_hosts()
+        here = next(host for host in hosts if host.node_id == infos[0].node_id)
+        if self._is_slice:
+            workers = slices.check_slice(infos, hosts)
+            return topology.plans_for_slice(infos, workers, int(bundle["TPU"]), here.pod_type)
+        slice_hosts = slices.slices_of(hosts).get(here.slice_name or "", [here])
+        chips = sum(host.chips for host in slice_hosts)
+        return [topology.plan_for_chips(infos[0].tpu_ids, chips, here.pod_type)]
 
     def processes_below(self) -> list[WorkerInfo]:
         # One that outlived its actor would keep the chip locked.

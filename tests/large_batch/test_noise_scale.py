@@ -83,16 +83,6 @@ def test_the_average_of_both_is_kept_and_not_that_of_the_ratio() -> None:
     assert meter.estimate().noise_scale == pytest.approx(10 / 4.5)
 
 
-def test_its_state_goes_through_a_checkpoint() -> None:
-    draw = np.random.default_rng(5)
-    meter = NoiseScale(decay=0.9)
-    for _ in range(5):
-        meter.update(*norms(draw, [4, 4]))
-    other = NoiseScale(decay=0.9)
-    other.load_state_dict(meter.state_dict())
-    assert other.estimate() == meter.estimate()
-
-
 def test_hooks_see_one_pass_at_a_time_also_of_shared_and_sparse_weights() -> None:
     shared = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     table = torch.nn.Embedding(5, 2, sparse=True)

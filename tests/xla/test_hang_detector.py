@@ -14,7 +14,7 @@ from worker_kinds import Workers, skip_unless_installed
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
 from horovod_tune.session import session
-from horovod_tune.xla.hang_detector import Activity, Inactivity, explain
+from horovod_tune.xla.hang_detector import Inactivity, explain
 
 pytestmark = pytest.mark.processes
 
@@ -24,13 +24,13 @@ STALL_TIMEOUT_S = 3.0
 
 
 def polled(
-    step: Callable[[int], Activity], *, limit_s: float, polls: int, every_s: float = 10.0
+    step: Callable[[int], tuple[int, float]], *, limit_s: float, polls: int, every_s: float = 10.0
 ) -> int | None:
     """Return at which poll the ranks have stood still for ``limit_s``, when poll i finds ``step(i)``."""
     ranks = Inactivity(limit_s)
     for i in range(polls):
         ranks.listened_s += every_s
-        if ranks.update(step(i)):
+        if ranks.update(*step(i)):
             return i
     return None
 
@@ -38,32 +38,36 @@ def polled(
 @pytest.mark.parametrize(
     ("what", "step"),
     [
-        ("nothing", lambda i: Activity(0, 0.0)),
-        ("heartbeats cost CPU time", lambda i: Activity(9, 0.002 * i)),
-        ("a share of 0.9 % of a CPU, forever", lambda i: Activity(0, 0.09 * i)),
+        ("nothing", lambda i: (0, 0.0)),
+        ("heartbeats cost CPU time", lambda i: (9, 0.002 * i)),
+        ("a share of 0.9 % of a CPU, forever", lambda i: (0, 0.09 * i)),
     ],
 )
-def test_ranks_that_do_nothing_for_the_limit_stand_still(what: str, step: Callable[[int], Activity]) -> None:
+def test_ranks_that_do_nothing_for_the_limit_stand_still(
+    what: str, step: Callable[[int], tuple[int, float]]
+) -> None:
     assert polled(step, limit_s=1800, polls=400) == 180, what
 
 
 @pytest.mark.parametrize(
     ("what", "step"),
     [
-        ("one rank compiles on one core", lambda i: Activity(0, 10.0 * i)),
-        ("5 % of a core, as a step of 10 s that is prepared in 0.5 s", lambda i: Activity(0, 0.5 * i)),
-        ("a second of computation every 5 minutes", lambda i: Activity(0, 1.0 * (i // 30))),
-        ("an operation on the device every 29 minutes", lambda i: Activity(i // 174, 0.0)),
-        ("a process below a rank ends with its time", lambda i: Activity(0, 9.0 if i % 100 else 0.0)),
-        ("torch_xla's counters begin again between trials", lambda i: Activity(100 - i, 0.0)),
+        ("one rank compiles on one core", lambda i: (0, 10.0 * i)),
+        ("5 % of a core, as a step of 10 s that is prepared in 0.5 s", lambda i: (0, 0.5 * i)),
+        ("a second of computation every 5 minutes", lambda i: (0, 1.0 * (i // 30))),
+        ("an operation on the device every 29 minutes", lambda i: (i // 174, 0.0)),
+        ("a process below a rank ends with its time", lambda i: (0, 9.0 if i % 100 else 0.0)),
+        ("torch_xla's counters begin again between trials", lambda i: (100 - i, 0.0)),
     ],
 )
-def test_ranks_that_do_anything_within_the_limit_do_not(what: str, step: Callable[[int], Activity]) -> None:
+def test_ranks_that_do_anything_within_the_limit_do_not(
+    what: str, step: Callable[[int], tuple[int, float]]
+) -> None:
     assert polled(step, limit_s=1800, polls=3000) is None, what
 
 
 def test_a_limit_that_is_shorter_than_a_window_holds() -> None:
-    assert polled(lambda i: Activity(0, 0.0), limit_s=45, polls=100, every_s=0.5) == 90
+    assert polled(lambda i: (0, 0.0), limit_s=45, polls=100, every_s=0.5) == 90
 
 
 def test_waiting_for_tune_does_not_count() -> None:
@@ -73,7 +77,7 @@ def test_waiting_for_tune_does_not_count() -> None:
         if number == 3:
             ranks.restart()  # Tune has decided
         ranks.listened_s += 20
-        found.append(ranks.update(Activity(0, 0.0)))
+        found.append(ranks.update(0, 0.0))
     assert found == [False] * 6 + [True]
 
 

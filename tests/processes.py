@@ -5,7 +5,9 @@ Not in conftest.py: several folders have one, and `import conftest` is the one t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,23 +19,47 @@ from typing import Any
 import psutil
 
 
+def processes_of(folder: str, *, named: str = "") -> list[psutil.Process]:
+    """Return the processes with ``named`` in their command that name ``folder`` or have a file in it open."""
+
+    def is_one(process: psutil.Process) -> bool:
+        command = command_of(process)
+        if process.pid == os.getpid() or named not in command:
+            return False
+        with contextlib.suppress(psutil.Error):
+            return folder in command or any(each.path.startswith(folder) for each in process.open_files())
+        return False
+
+    return [process for process in psutil.process_iter() if is_one(process)]
+
+
 def training_processes() -> list[psutil.Process]:
     """Return the live training actors of this process's own Ray session."""
     import ray
 
     session = ray._private.worker._global_node.address_info["session_dir"]
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if "TrainingActor" not in command:
-            continue
-        try:
-            files = [each.path for each in process.open_files()]
-        except psutil.Error:
-            continue
-        if any(path.startswith(session) for path in files):
-            found.append(process)
-    return found
+    return processes_of(session, named="TrainingActor")
+
+
+def tpu_processes() -> list[psutil.Process]:
+    """Return the ranks of TPU trials in this process's own Ray session, and their parents."""
+    below = psutil.Process().children(recursive=True)
+    return [each for each in below if "horovod_tune.xla.parent" in command_of(each)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Return a process's command line; "" if it has ended."""
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""
+
+
+def see_them_gone(processes: Sequence[psutil.Process]) -> None:
+    def left() -> list[psutil.Process]:
+        return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+    eventually(lambda: not left(), why=left)
 
 
 def results_of(trial: Any) -> list[dict[str, Any]]:

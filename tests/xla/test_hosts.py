@@ -18,10 +18,10 @@ import plain_processes
 import pytest
 import ray
 from plain_processes import PlainLauncher
+from processes import see_them_gone, tpu_processes
 from ray import tune
 from ray.cluster_utils import Cluster
 from sessions import simulated_nodes
-from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
 from horovod_tune.coordinator.policy import Limits
@@ -286,4 +286,4 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
             launcher.close()
         for each in asked:
             ray.util.remove_placement_group(each)
-    see_them_gone(rank_processes())
+    see_them_gone(tpu_processes())

@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from processes import see_them_gone, tpu_processes
 from ray import tune
-from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
 from horovod_tune import DistributedTrainableCreator
@@ -321,4 +321,4 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
 
 
 def test_when_an_experiment_has_ended_no_process_of_it_stays(ray_session: Any) -> None:
-    see_them_gone(rank_processes())
+    see_them_gone(tpu_processes())

@@ -103,7 +103,7 @@ def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_named_
             ["2 x 3 CPU on different", "2 node(s) have 8 CPU; 2 CPU"],
         ),
         ({"num_hosts": 2, "num_slots": 1}, [64.0], ["2 x 1 CPU on different machines"]),
-        ({"num_hosts": 2, "num_slots": 1}, [1.0, 1.0], []),
+        ({"num_hosts": 2, "num_slots": 1}, [64.0, 1.0], []),
         ({"num_workers": 5}, [2.0, 4.0], []),  # a total may be larger than one node
         ({"num_workers": 10, "num_cpus_per_slot": 0.7}, [7.0], []),  # fractions fit exactly
         ({"num_workers": 10, "num_cpus_per_slot": 0.7}, [6.9], ["0.7 CPU"]),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from sessions import session_dir
 
 
 def processes_of(folder: str, *, named: str = "") -> list[psutil.Process]:
@@ -35,10 +36,7 @@ def processes_of(folder: str, *, named: str = "") -> list[psutil.Process]:
 
 def training_processes() -> list[psutil.Process]:
     """Return the live training actors of this process's own Ray session."""
-    import ray
-
-    session = ray._private.worker._global_node.address_info["session_dir"]
-    return processes_of(session, named="TrainingActor")
+    return processes_of(session_dir(), named="TrainingActor")
 
 
 def tpu_processes() -> list[psutil.Process]:
@@ -68,6 +66,19 @@ def results_of(trial: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def last_results(analysis: Any) -> list[dict[str, Any]]:
+    return [trial.last_result for trial in analysis.trials]
+
+
+def records_of(analysis: Any) -> list[dict[str, Any]]:
+    """Return the reports of an analysis's only trial, which must have ended well and without a failure."""
+    (trial,) = analysis.trials
+    error = Path(trial.error_file).read_text() if trial.error_file else ""
+    assert trial.status == "TERMINATED" and trial.num_failures == 0, error
+    records: list[dict[str, Any]] = next(iter(analysis.trial_dataframes.values())).to_dict("records")
+    return records
+
+
 def error_of(trial: Any) -> str:
     """Return the text of a trial's failures."""
     return Path(trial.path, "error.txt").read_text()
@@ -79,6 +90,14 @@ def run_python(*words: object, timeout_s: float = 120, **settings: Any) -> subpr
     ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **settings)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
     return ran
+
+
+def stand_in(folder: Path, name: str, script: str) -> Path:
+    """Write a program that plays another one."""
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: Any = "") -> Any:

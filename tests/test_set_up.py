@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -112,13 +113,6 @@ def test_a_machine_without_a_gpu_gets_a_cpu_build(
     choice: str, gpu: bool, machine: str, also: tuple[str, ...], cpu: bool
 ) -> None:
     assert set_up.needs_cpu_build(choice, gpu=gpu, machine=machine, also=also) is cpu
-
-
-def stand_in(folder: Path, name: str, script: str) -> Path:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.mark.parametrize(("offered", "with_uv"), [("2.13.0+cpu", False), ("2.13.0", True)])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from processes import stand_in
 
 from horovod_tune.horovod_build.build import machine_tag
 
@@ -248,8 +249,7 @@ def test_the_sky_task_ends_its_cluster_and_its_scripts_are_bash(tmp_path: Path) 
     until_ray = 'for _ in $(seq 300); do grep -q "^ray" "$NOTES" && exit; sleep 0.1; done; exit 1'
     wait = f"{note}; cat > /dev/null; {until_ray}"
     for name, text in {"ray": note, "python": wait, "tune": f"{note}; exit 3"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        stand_in(tmp_path, name, text)
     (tmp_path / ".horovod-tune").mkdir()
     (tmp_path / ".horovod-tune" / "ray.env").write_text("")
     with socket.create_server(("127.0.0.1", 6379)) if port_is_free(6379) else contextlib.nullcontext():

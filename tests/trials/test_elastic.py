@@ -1,4 +1,4 @@
-"""A rank of an elastic trial is lost in each phase of its life; one search runs all of these trials.
+"""Elastic trials: what is left of a world continues when a rank is lost in any phase, and grows again.
 
 Each trial sums the numbers of its epochs, so that a step done twice or left out shows in every later sum.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
+from processes import records_of
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, get_world, report
 
@@ -86,9 +87,9 @@ def die_before_the_world_is_there(config: dict[str, Any]) -> None:
             die(config)
 
 
-def init(backend: str) -> Any:
+def init(config: dict[str, Any]) -> Any:
     """Make the world again; return Horovod, or what works like it on torch.distributed."""
-    if backend == "horovod":
+    if config["backend"] == "horovod":
         import horovod.torch as hvd
 
         hvd.init()
@@ -102,9 +103,11 @@ def init(backend: str) -> Any:
         work[1].wait()
         return work[0] / dist.get_world_size()
 
-    dist.destroy_process_group()
-    dist.init_process_group("gloo")
-    return SimpleNamespace(rank=dist.get_rank, allreduce_async=allreduce_async, synchronize=synchronize)
+    if config["phase"] in LAST:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+    places = {"rank": dist.get_rank, "size": dist.get_world_size}
+    return SimpleNamespace(allreduce_async=allreduce_async, synchronize=synchronize, **places)
 
 
 def train(config: dict[str, Any]) -> None:
@@ -116,30 +119,39 @@ def train(config: dict[str, Any]) -> None:
 
     phase = config["phase"]
     die_before_the_world_is_there(config)
-    hvd = init(config["backend"])
+    hvd = init(config)
     hvd.synchronize(hvd.allreduce_async(torch.zeros(1)))
     state = get_state() or {"epoch": 0, "sum": 0.0, "is_over": False}
     while state["epoch"] < EPOCHS or (not state["is_over"] and state["epoch"] < MOST_EPOCHS):
         epoch = state["epoch"] + 1
         if epoch > EPOCHS:
             time.sleep(0.02)  # others are starting
+        world = get_world()
+        assert (world.rank, world.size) == (hvd.rank(), hvd.size())
         is_it = epoch == 4 and not died(config).exists()
-        if is_it and hvd.rank() == 1 and phase in TWICE:
+        if is_it and hvd.rank() == 1 and phase in (*TWICE, "lost"):
             die(config)
+        if is_it and phase == "grows":
+            died(config).touch()
+        if is_it and hvd.rank() == 1 and phase == "hung":
+            died(config).touch()
+            time.sleep(10_000)
         if is_it and hvd.rank() == 2 and phase == "stopped":
             die(config, by=signal.SIGSTOP)
-        was_lost = float(died(config, LAST[phase]).exists())
+        was_lost = float(died(config, LAST.get(phase, "died")).exists())
         work = hvd.allreduce_async(torch.tensor([epoch, was_lost], dtype=torch.float64))
         if is_it and hvd.rank() == 1 and phase == "allreduce":
             die(config)
         mean, lost = hvd.synchronize(work).tolist()
-        state = {"epoch": epoch, "sum": state["sum"] + mean, "is_over": lost == 1.0}
+        is_over = lost == 1.0 and hvd.size() >= config["until"]
+        state = {"epoch": epoch, "sum": state["sum"] + mean, "is_over": is_over}
         with tempfile.TemporaryDirectory() as folder:
             if hvd.rank() == 0:
-                Path(folder, "state").write_bytes(os.urandom(1 << 20))
+                Path(folder, "state").write_bytes(os.urandom(1 << 20 if phase in LAST else 1))
             if is_it and hvd.rank() == 0 and phase == "report":
                 die_soon(config)
-            report(**state, checkpoint=folder)
+            place = {"size": world.size, "changes": world.changes, "pid": os.getpid()}
+            report(**state, **place, checkpoint=folder)
         if is_it and hvd.rank() == 1 and phase == "commit":
             commit({**state, "bomb": DiesWhenCopied(config)})
         commit(state)
@@ -224,7 +236,7 @@ def trials(
         DistributedTrainableCreator(
             train, backend=backend, num_slots=3, min_workers=1, num_cpus_per_slot=0.6, timeout_s=TIMEOUT_S
         ),
-        config={"phase": tune.grid_search(phases), "folder": str(folder), "backend": backend},
+        config={"phase": tune.grid_search(phases), "folder": str(folder), "backend": backend, "until": 1},
         storage_path=str(folder / "results"),
         raise_on_failed_trial=False,
         verbose=0,
@@ -241,23 +253,25 @@ def check_survived(trial: Any) -> None:
     assert died(trial.config).exists(), "the rank was not lost at all"
 
 
+def check_sums(records: list[dict[str, Any]]) -> None:
+    """Every epoch is there, and its sum is an undisturbed run's."""
+    assert {each["epoch"] for each in records} == set(range(1, records[-1]["epoch"] + 1))
+    assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
+    assert EPOCHS <= records[-1]["epoch"] < MOST_EPOCHS
+
+
 @pytest.mark.parametrize("phase", LAST)
 def test_a_trial_survives_a_loss_in_each_phase(trials: Any, phase: str) -> None:
     trial, records = trials[phase]
     check_survived(trial)
     assert died(trial.config, LAST[phase]).exists(), "the second rank was not lost"
-    assert {each["epoch"] for each in records} == set(range(1, records[-1]["epoch"] + 1))
+    check_sums(records)
     assert all(later["epoch"] <= each["epoch"] + 1 for each, later in itertools.pairwise(records))
-    assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
-    assert EPOCHS <= records[-1]["epoch"] < MOST_EPOCHS
     assert records[-1]["world_changes"] >= 1
     if phase == "allreduce":
         assert any("rank 1 on" in each["world_change"] and "died" in each["world_change"] for each in records)
-
-
-def test_a_rank_that_was_stopped_is_ended(trials: Any) -> None:
-    trial, _ = trials["stopped"]
-    assert not psutil.pid_exists(int(died(trial.config).read_text()))
+    if phase == "stopped":
+        assert not psutil.pid_exists(int(died(trial.config).read_text())), "it is ended"
 
 
 @pytest.mark.parametrize("trials", ["horovod"], indirect=True)
@@ -268,3 +282,49 @@ def test_no_sample_of_an_epoch_is_trained_twice_and_none_left_out(trials: Any) -
     assert all(each["seen"] == list(range(SAMPLES)) for each in records)
     assert [each["weight"] for each in records] == [1.0, 3.0], "on every rank"
     assert records[-1]["resets"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "options"),
+    [
+        pytest.param("lost", {"num_slots": 3, "min_workers": 2}, marks=pytest.mark.contract),
+        ("hung", {"num_slots": 3, "min_workers": 2, "timeout_s": 10, "stall_timeout_s": 6}),
+        (
+            "hung",
+            {"num_slots": 3, "min_workers": 2, "timeout_s": 30, "stall_timeout_s": 6, "backend": "torch"},
+        ),
+        ("grows", {"min_workers": 1, "max_workers": 3}),
+    ],
+)
+def test_a_rank_that_was_lost_or_hung_comes_back_and_a_trial_grows(
+    tune_run: Any, tmp_path: Path, phase: str, options: dict[str, Any]
+) -> None:
+    config = {
+        "phase": phase,
+        "folder": str(tmp_path),
+        "backend": options.get("backend", "horovod"),
+        "until": 3,
+    }
+    analysis = tune_run(
+        DistributedTrainableCreator(train, **options), config=config, raise_on_failed_trial=False
+    )
+    records = records_of(analysis)
+    assert died(config).exists()
+    check_sums(records)
+    assert all(each["changes"] == each["world_changes"] for each in records), "ranks know it"
+    sizes = [each["size"] for each in records]
+    assert sizes[-1] == 3
+    if phase == "grows":
+        assert sizes[0] == 1
+        return
+    assert sizes[0] == 3 and 2 in sizes
+    assert records[0]["pid"] == records[-1]["pid"], "rank 0 keeps its process"
+    before, after = records[sizes.index(2) - 1], records[sizes.index(2)]
+    assert after["world_size"] == 2
+    assert (
+        "rank 1 on" in after["world_change"]
+        and {"lost": "died", "hung": "hung"}[phase] in after["world_change"]
+    )
+    if phase == "lost":
+        assert (before["world_changes"], after["world_changes"]) == (0, 1)
+        assert before["world_change_s"] == 0 < after["world_change_s"]

@@ -73,12 +73,10 @@ def test_the_second_start_runs_only_what_had_not_ended(
     assert sorted(ran.read_text().split()) == ["1", "2", "2"]
 
 
-def test_an_experiment_without_a_name_cannot_be_found_again() -> None:
+def test_an_experiment_without_a_name_and_a_misspelt_argument_are_refused(monkeypatch: Any) -> None:
     with pytest.raises(ValueError, match=r"run_config\.name must be set, got None"):
         resume_or_start(lambda config: None, run_config=tune.RunConfig())
-
-
-def test_a_misspelt_argument_is_refused_when_the_search_continues_too(monkeypatch: Any) -> None:
+    # Also when the search continues.
     monkeypatch.setattr(tune.Tuner, "can_restore", lambda *args, **options: True)
     monkeypatch.setattr(tune.Tuner, "restore", lambda *args, **options: "continued")
     with pytest.raises(TypeError, match="param_spaces"):

@@ -203,8 +203,8 @@ def test_what_cannot_be_sent_is_named(metrics, parts):
         assert part in str(raised.value)
 
 
-def test_a_checkpoint_must_be_a_directory(tmp_path):
-    live, _ = make_session()
+def test_a_checkpoint_must_be_a_directory_on_this_host(tmp_path):
+    live, sent = make_session()
     missing = tmp_path / "none"
     with pytest.raises(MetricsError, match="none' does not exist"):
         live.report({}, str(missing))
@@ -219,6 +219,10 @@ def test_a_checkpoint_must_be_a_directory(tmp_path):
     for empty in ("", OtherPath("")):  # not the working directory, which is one
         with pytest.raises(MetricsError, match=r"directory on this host, got ''; pass None"):
             live.report({}, checkpoint=empty)
+    remote = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    with pytest.raises(MetricsError, match=r"subtree file system.*to_directory\(\)"):
+        live.report({}, ray.tune.Checkpoint(path="some/where", filesystem=remote))
+    assert sent == []
 
 
 class OtherPath:
@@ -249,14 +253,6 @@ def test_a_checkpoint_may_be_any_path_or_rays_checkpoint(form, tmp_path):
     live.acknowledge(1)
     live.report({}, form(str(tmp_path)))
     assert sent[0].checkpoint_path == str(tmp_path)
-
-
-def test_the_error_for_a_checkpoint_on_a_remote_file_system_has_the_cure(tmp_path):
-    live, sent = make_session()
-    remote = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    with pytest.raises(MetricsError, match=r"subtree file system.*to_directory\(\)"):
-        live.report({}, ray.tune.Checkpoint(path="some/where", filesystem=remote))
-    assert sent == []
 
 
 def _in_thread(function):

@@ -60,6 +60,7 @@ def marks(storage):
         *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM)),
         pytest.param(signal.SIGKILL, marks=pytest.mark.contract),
     ],
+    ids=lambda each: each.name,
 )
 def test_nothing_outlives_the_driver_and_the_experiment_continues(end, ray_folder, tmp_path):
     storage = tmp_path / "results"

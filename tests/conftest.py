@@ -21,6 +21,8 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "2")
 # Ray's own is 15: trials would wait for the tests that compute in other processes of pytest.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# A driver that tries a TPU function on the CPU: torch_xla's CPU device is used where it is installed.
+os.environ.setdefault("PJRT_DEVICE", "CPU")
 
 HERE = Path(__file__).parent
 ANALYSIS = HERE / "analysis"
@@ -33,7 +35,7 @@ UNMARKED_LIMIT_S = 60.0
 BUSY_LOAD_PER_CPU = 4.0
 MAY_BE_LONG = ("slow", "contract", "cluster", "example", "wheel")
 # Fixtures that take a minute and are made once for the session: the files that use them run in one process.
-SHARED_FIXTURES = ("experiments", "killed")
+SHARED_FIXTURES = {"experiments", "killed"}
 
 _ray_since: Path | None = None
 _durations: dict[str, float] = {}
@@ -65,10 +67,9 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, None, None]:
     """Mark which tests pytest-xdist runs in one process, and put the longest files first."""
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        if "ray_session" in fixtures or any(name in fixtures for name in SHARED_FIXTURES):
+        shared = not SHARED_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        if shared or uses_ray(item):
             item.add_marker(pytest.mark.processes)
-        shared = any(name in fixtures for name in SHARED_FIXTURES)
         if shared:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.timeout(600))  # the first of them runs ten searches

@@ -10,8 +10,7 @@ import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
@@ -37,15 +36,9 @@ class Recording(RendezvousHandler):
         super().do_PUT()
 
 
-@dataclass(frozen=True)
-class World:
-    """What came of one world.
-
-    Args:
-        slots: the place of each rank.
-        scopes: the groups that its ranks connected for.
-        said: the JSON object that each rank printed.
-        errors: what all ranks have written to stderr, in all worlds.
+class World(NamedTuple):
+    """What came of one world: its ranks' places, the groups that they connected for, the JSON object that
+    each of them printed, and what all have written to stderr, in all worlds.
     """
 
     slots: list[SlotInfo]
@@ -90,15 +83,10 @@ def run_worlds(*layouts: str, program: str, before: tuple[str, ...] = (), **sett
         def run(rank: int) -> tuple[list[dict[str, Any]], str]:
             places = zip(all_slots, ports, store_ports, strict=True)
             placements = [placement(slots[rank], port, store) for slots, port, store in places]
+            own = {"PLACEMENTS": json.dumps(placements), "PROGRAM": program, "OMP_NUM_THREADS": "1"}
             ran = subprocess.run(
                 [*before, sys.executable, "-c", RANK],
-                env=os.environ
-                | {
-                    "PLACEMENTS": json.dumps(placements),
-                    "PROGRAM": program,
-                    "OMP_NUM_THREADS": "1",
-                    **settings,
-                },
+                env={**os.environ, **own, **settings},
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,

@@ -5,7 +5,9 @@ Not in conftest.py: several folders have one, and `import conftest` is the one t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -15,31 +17,66 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from sessions import session_dir
+
+
+def processes_of(folder: str, *, named: str = "") -> list[psutil.Process]:
+    """Return the processes with ``named`` in their command that name ``folder`` or have a file in it open."""
+
+    def is_one(process: psutil.Process) -> bool:
+        command = command_of(process)
+        if process.pid == os.getpid() or named not in command:
+            return False
+        with contextlib.suppress(psutil.Error):
+            return folder in command or any(each.path.startswith(folder) for each in process.open_files())
+        return False
+
+    return [process for process in psutil.process_iter() if is_one(process)]
 
 
 def training_processes() -> list[psutil.Process]:
     """Return the live training actors of this process's own Ray session."""
-    import ray
+    return processes_of(session_dir(), named="TrainingActor")
 
-    session = ray._private.worker._global_node.address_info["session_dir"]
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if "TrainingActor" not in command:
-            continue
-        try:
-            files = [each.path for each in process.open_files()]
-        except psutil.Error:
-            continue
-        if any(path.startswith(session) for path in files):
-            found.append(process)
-    return found
+
+def tpu_processes() -> list[psutil.Process]:
+    """Return the ranks of TPU trials in this process's own Ray session, and their parents."""
+    below = psutil.Process().children(recursive=True)
+    return [each for each in below if "horovod_tune.xla.parent" in command_of(each)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Return a process's command line; "" if it has ended."""
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""
+
+
+def see_them_gone(processes: Sequence[psutil.Process]) -> None:
+    def left() -> list[psutil.Process]:
+        return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+    eventually(lambda: not left(), why=left)
 
 
 def results_of(trial: Any) -> list[dict[str, Any]]:
     """Return what a trial has reported, as Tune wrote it."""
     path = Path(trial.path, "result.json")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def last_results(analysis: Any) -> list[dict[str, Any]]:
+    return [trial.last_result for trial in analysis.trials]
+
+
+def records_of(analysis: Any) -> list[dict[str, Any]]:
+    """Return the reports of an analysis's only trial, which must have ended well and without a failure."""
+    (trial,) = analysis.trials
+    error = Path(trial.error_file).read_text() if trial.error_file else ""
+    assert trial.status == "TERMINATED" and trial.num_failures == 0, error
+    records: list[dict[str, Any]] = next(iter(analysis.trial_dataframes.values())).to_dict("records")
+    return records
 
 
 def error_of(trial: Any) -> str:
@@ -53,6 +90,14 @@ def run_python(*words: object, timeout_s: float = 120, **settings: Any) -> subpr
     ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **settings)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
     return ran
+
+
+def stand_in(folder: Path, name: str, script: str) -> Path:
+    """Write a program that plays another one."""
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: Any = "") -> Any:

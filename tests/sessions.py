@@ -31,11 +31,11 @@ def shared_ray() -> Any:
     global _shared_session
     import ray
 
-    runs = _shared_session and ray.is_initialized() and _session() == _shared_session
+    runs = _shared_session and ray.is_initialized() and session_dir() == _shared_session
     if not (runs and _is_free(SHARED_CPUS)):
         ray.shutdown()
         _start(SHARED_CPUS)
-        _shared_session = _session()
+        _shared_session = session_dir()
     return ray
 
 
@@ -60,7 +60,7 @@ def _is_free(cpus: int) -> bool:
     return True
 
 
-def _session() -> str:
+def session_dir() -> str:
     import ray
 
     node: Any = ray._private.worker._global_node

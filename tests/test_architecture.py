@@ -88,9 +88,8 @@ else:
     assert list(imports(source)) == found
 
 
-def test_every_module_has_a_place_in_the_layers() -> None:
-    homeless = {unit_of(path) for path in modules()} - set(LAYER) - {"__init__"}
-    assert not homeless, f"add these to LAYERS: {sorted(homeless)}"
+def test_every_module_has_a_place_in_the_layers_and_none_is_gone() -> None:
+    assert {unit_of(path) for path in modules()} == set(LAYER) | {"__init__"}
 
 
 def test_imports_point_down_only() -> None:
@@ -110,11 +109,6 @@ def test_imports_point_down_only() -> None:
     assert not wrong
 
 
-def test_no_layer_is_without_a_file() -> None:
-    gone = set(LAYER) - {unit_of(path) for path in modules()}
-    assert not gone, f"remove these from LAYERS: {sorted(gone)}"
-
-
 def test_processes_that_exchange_messages_do_not_import_each_other() -> None:
     both_ways = [*APART, *((other, one) for one, other in APART)]
     crossing = [
@@ -125,16 +119,6 @@ def test_processes_that_exchange_messages_do_not_import_each_other() -> None:
         if name.split(".")[:2] == ["horovod_tune", other]
     ]
     assert not crossing
-
-
-def test_imports_are_absolute() -> None:
-    relative = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.level
-    ]
-    assert not relative
 
 
 def test_a_backends_library_is_imported_only_in_its_folders() -> None:
@@ -158,12 +142,12 @@ def test_the_package_and_the_help_of_its_command_load_nothing_heavy(program: str
 
 
 def test_large_batch_does_not_import_trials_or_ray() -> None:
-    known = {"horovod_tune.errors", "horovod_tune.large_batch"}
-    for path in sorted((PACKAGE / "large_batch").rglob("*.py")):
-        for name in imports(path.read_text()):
-            assert not name.startswith("ray."), f"{path.name} imports {name}"
-            if name.startswith("horovod_tune."):
-                assert ".".join(name.split(".")[:2]) in known, f"{path.name} imports {name}"
+    for path in (PACKAGE / "large_batch").rglob("*.py"):
+        ours = [name for name in imports(path.read_text()) if name.split(".")[0] in ("ray", "horovod_tune")]
+        assert {".".join(name.split(".")[:2]) for name in ours} <= {
+            "horovod_tune.errors",
+            "horovod_tune.large_batch",
+        }, path
 
 
 def _is_broad(caught: ast.expr | None) -> bool:

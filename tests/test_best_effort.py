@@ -16,6 +16,10 @@ from horovod_tune.doctor.preflight import Preflight
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, settings_for
 
 
+def broken(*args: Any, **keywords: Any) -> Any:
+    raise KeyError("broken on purpose")
+
+
 def test_each_hook_of_ours_is_guarded() -> None:
     for kind in (ProgressCallback, ExperimentMetadata, SilentTrials, Preflight):
         hooks = [name for name in vars(kind) if name == "setup" or name.startswith("on_")]
@@ -32,9 +36,6 @@ def test_a_search_returns_its_results_when_everything_that_is_shown_or_recorded_
 ) -> None:
     def train(config: dict[str, Any]) -> None:
         report(loss=config["x"])
-
-    def broken(*args: Any, **keywords: Any) -> Any:
-        raise KeyError("broken on purpose")
 
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
     monkeypatch.setattr(progress, "last_screen", broken)
@@ -57,9 +58,6 @@ def test_a_search_returns_its_results_when_everything_that_is_shown_or_recorded_
 def test_a_callback_that_cannot_be_made_is_left_out(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*args: Any, **keywords: Any) -> Any:
-        raise KeyError("broken on purpose")
-
     monkeypatch.setattr(ProgressCallback, "__init__", broken)
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
     prepare = settings_for(lambda trainable: True, lambda trainable: True, broken)
@@ -72,10 +70,6 @@ def test_a_notebooks_table_that_fails_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("IPython")
-
-    def broken(*args: Any, **keywords: Any) -> Any:
-        raise KeyError("broken on purpose")
-
     monkeypatch.setattr("horovod_tune.analysis.terminal.as_html", broken)
     monkeypatch.setattr("IPython.display.display", lambda *args, **keywords: SimpleNamespace(update=print))
     monkeypatch.setattr(progress, "_view", lambda *args: progress.notebook_view())

@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 
 import pytest
 
@@ -43,41 +44,30 @@ def test_a_wrong_command_line_is_named_and_exits_with_2(arguments: tuple[str, ..
     assert ran.returncode == 2 and said in ran.stderr
 
 
-def command_that(raises: BaseException) -> types.ModuleType:
-    """Make a module with a command that raises."""
+@pytest.fixture
+def run_failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
+    """Run the command line with a command that raises."""
 
-    def run(_: argparse.Namespace) -> int:
-        raise raises
+    def run(raises: BaseException) -> int:
+        def fail(_: argparse.Namespace) -> int:
+            raise raises
 
-    def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-        subparsers.add_parser("fail").set_defaults(run=run)
+        failing = types.ModuleType("command_that_fails")
+        failing.add_parsers = lambda parsers: parsers.add_parser("fail").set_defaults(run=fail)  # type: ignore
+        monkeypatch.setitem(sys.modules, "command_that_fails", failing)
+        monkeypatch.setattr(cli, "COMMAND_MODULES", ("command_that_fails",))
+        return cli.main(["fail"])
 
-    module = types.ModuleType("command_that_fails")
-    module.add_parsers = add_parsers  # type: ignore[attr-defined]
-    return module
-
-
-def run_failing(monkeypatch: pytest.MonkeyPatch, raises: BaseException) -> int:
-    monkeypatch.setitem(sys.modules, "command_that_fails", command_that(raises))
-    monkeypatch.setattr(cli, "COMMAND_MODULES", ("command_that_fails",))
-    return cli.main(["fail"])
+    return run
 
 
-def test_a_missing_optional_library_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_missing_library_names_its_extra_and_an_interrupt_ends_quietly(
+    run_failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = ModuleNotFoundError("No module named 'plotly.graph_objects'", name="plotly.graph_objects")
-    assert run_failing(monkeypatch, missing) == 1
+    assert run_failing(missing) == 1
     assert "pip install 'horovod_tune[analysis]'" in capsys.readouterr().err
-
-
-def test_another_missing_module_is_not_explained_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
-        run_failing(monkeypatch, ModuleNotFoundError("No module named 'nowhere'", name="nowhere"))
-
-
-def test_an_interrupt_ends_quietly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_failing(monkeypatch, KeyboardInterrupt()) == 130
+        run_failing(ModuleNotFoundError("No module named 'nowhere'", name="nowhere"))
+    assert run_failing(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "\nhorovod-tune: interrupted\n"

@@ -76,30 +76,21 @@ def printed(found: list) -> str:
     return "".join(out.get("text", "") for out in found)
 
 
-def test_the_live_table_gives_way_to_the_last_screen(executed):
-    found = outputs(executed, "tune.run(")
-    assert html(found) == "<div></div>"
-    assert "search ended: 6 of 6 trials ended" in printed(found)
-
-
-def test_the_kernel_ends_without_a_trace(executed):
-    assert "SIGTERM" not in executed.stderr
-
-
-def test_the_last_value_of_a_cell_is_the_analysis(executed):
-    shown = html(outputs(executed, "analyze(results)"))
-    assert "best loss " in shown and "curve" in shown
-
-
-@pytest.mark.parametrize("plot", ["learning_curves", "parallel_coordinates"])
-def test_pictures_are_inline(executed, plot):
-    assert any("application/vnd.plotly.v1+json" in out.get("data", {}) for out in outputs(executed, plot))
-
-
-def test_an_interrupted_cell_can_be_run_again(executed):
+def test_a_search_shows_its_table_and_can_be_interrupted_and_run_again(executed):
+    searched = outputs(executed, "tune.run(")
+    assert html(searched) == "<div></div>", "the live table gives way to the last screen"
+    assert "search ended: 6 of 6 trials ended" in printed(searched)
     first = next(cell for cell in executed.cells if "_Interrupt()" in cell.source)
     said = printed(first.outputs)
     assert "of 6 trials ended" in said and "6 of 6 trials ended" not in said
     (said,) = [out.text for out in outputs(executed, "print(len(results.trials)")]
     assert said.startswith("6 ('20") and said.rstrip().endswith("()"), said
     assert said.count("_") == 2, "two searches are in the folder, and the second one's trials were read"
+    assert "SIGTERM" not in executed.stderr, "the kernel ends without a trace"
+
+
+def test_an_analysis_and_pictures_are_inline(executed):
+    shown = html(outputs(executed, "analyze(results)"))
+    assert "best loss " in shown and "curve" in shown
+    for plot in ("learning_curves", "parallel_coordinates"):
+        assert any("application/vnd.plotly.v1+json" in out.get("data", {}) for out in outputs(executed, plot))

@@ -53,11 +53,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_is_for_every_platform(wheel: Path) -> None:
+def test_the_wheel_is_for_every_platform_and_holds_every_file_of_the_package(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
-
-
-def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("horovod_tune/")}
     # Some of its folders are links, to files that stand at the top for people to read.
     there = {
@@ -69,33 +66,28 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     assert packed == there
 
 
-def test_the_package_is_the_wheels(installed: Path, tmp_path: Path) -> None:
-    where = run(installed / "python", "-c", "import horovod_tune; print(horovod_tune.__file__)", cwd=tmp_path)
-    assert Path(where).is_relative_to(installed.parent)
-
-
-def test_the_installed_wheel_has_the_command(wheel: Path, installed: Path, tmp_path: Path) -> None:
-    command = installed / "horovod-tune"
-    assert "install-horovod" in run(command, "--help", cwd=tmp_path)
-    assert run(command, "--version", cwd=tmp_path).strip() in wheel.name
-
-
-def test_the_doctor_finds_nothing_missing(installed: Path, tmp_path: Path) -> None:
-    said = run(installed / "horovod-tune", "doctor", cwd=tmp_path)
-    assert "ok  horovod_tune" in said and "compiled for torch" in said
-
-
-def test_every_public_module_can_be_imported(installed: Path, tmp_path: Path) -> None:
+def test_every_public_module_can_be_imported_from_the_installed_wheel(
+    installed: Path, tmp_path: Path
+) -> None:
     program = """
 import importlib
 for name in ("", ".search", ".large_batch", ".analysis", ".analysis.plots"):
     module = importlib.import_module("horovod_tune" + name)
     for public in module.__all__:
         getattr(module, public)
+print(importlib.import_module("horovod_tune").__file__)
 """
-    run(installed / "python", "-c", program, cwd=tmp_path)
+    where = run(installed / "python", "-c", program, cwd=tmp_path)
+    assert Path(where).is_relative_to(installed.parent), "the package is the wheel's"
 
 
-def test_an_example_starts(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_works_and_an_example_starts(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    command = installed / "horovod-tune"
+    assert "install-horovod" in run(command, "--help", cwd=tmp_path)
+    assert run(command, "--version", cwd=tmp_path).strip() in wheel.name
+    said = run(command, "doctor", cwd=tmp_path)
+    assert "ok  horovod_tune" in said and "compiled for torch" in said
     shutil.copy(CHECKOUT / "examples" / "bayesopt_digits.py", tmp_path)
     assert "--num-slots" in run(installed / "python", "bayesopt_digits.py", "--help", cwd=tmp_path)

@@ -42,12 +42,9 @@ def test_there_are_as_many_ranks_as_the_resources_hold(
     assert resized(spec, placement.bundles) == spec
 
 
-def test_a_trial_that_gets_what_it_has_is_not_changed() -> None:
+def test_a_trial_that_gets_what_it_has_is_not_changed_and_may_go_back_to_its_first_size() -> None:
     spec = make_spec(num_hosts=2, num_slots=3)
     assert resized(spec, spec.placement().bundles) is spec
-
-
-def test_a_trial_may_go_back_to_its_first_size() -> None:
     first = make_spec(num_slots=2, min_workers=1)
     back = resized(resized(first, [{"CPU": 4}]), [{"CPU": 2}])
     assert (back.slots, back.most_workers) == ((2,), 2)
@@ -81,6 +78,9 @@ def test_resources_that_make_no_sense_are_refused(
         assert part in str(raised.value)
 
 
+NAMES = ["CPU", "GPU", "any"]
+
+
 def test_any_resources_give_a_whole_world_or_an_error() -> None:
     choose = random.Random(1)
     for _ in range(2000):
@@ -89,11 +89,10 @@ def test_any_resources_give_a_whole_world_or_an_error() -> None:
             num_cpus_per_slot=choose.choice([0.25, 0.5, 1, 2]),
             use_gpu=choose.random() < 0.3,
         )
-        names = ["CPU", "GPU", "any"]
         bundles = [
             {
                 name: choose.choice([0, 0.25, 1, 2, 3.5, 8])
-                for name in choose.sample(names, choose.randint(0, 2))
+                for name in choose.sample(NAMES, choose.randint(0, 2))
             }
             for _ in range(choose.randint(0, 4))
         ]

@@ -30,44 +30,9 @@ def started(run_config: tune.RunConfig, ran: Path, *, fail: bool) -> tune.Result
     ).fit()
 
 
-def test_the_second_start_runs_only_what_had_not_ended(ray_session: Any, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    here = tune.RunConfig(name="mine", storage_path=f"file://{tmp_path}/results", verbose=0)
-    assert started(here, ran, fail=True).num_errors == 1
-    results = started(here, ran, fail=False)
-    assert sorted(result.metrics["loss"] for result in results) == [1, 2]
-    assert sorted(ran.read_text().split()) == ["1", "2", "2"]
-    # A third time there is nothing left to run, and the results are still there.
-    assert started(here, ran, fail=False).get_best_result().config == {"x": 1}
-    assert len(ran.read_text().split()) == 3
-
-
-def test_the_end_of_a_search_is_recorded_in_its_storage(ray_session: Any, tmp_path: Path) -> None:
-    """Tune has copied the driver's folder for the last time when callbacks are called at the end."""
-    ran = tmp_path / "ran"
-    for fail in (True, False, False):  # the third time there is nothing left to run
-        callback = ExperimentMetadata({"metric": "loss", "mode": "min"})
-        place = f"file://{tmp_path}/results"
-        started(tune.RunConfig("mine", place, callbacks=[callback], verbose=0), ran, fail=fail)
-        analysis = analyze(f"{place}/mine")
-        assert analysis.state == "finished" and analysis.record.metadata["ended"] is True
-
-
-def test_an_experiment_without_a_name_cannot_be_found_again() -> None:
-    with pytest.raises(ValueError, match=r"run_config\.name must be set, got None"):
-        resume_or_start(lambda config: None, run_config=tune.RunConfig())
-
-
-def test_a_misspelt_argument_is_refused_when_the_search_continues_too(monkeypatch: Any) -> None:
-    monkeypatch.setattr(tune.Tuner, "can_restore", lambda *args, **options: True)
-    monkeypatch.setattr(tune.Tuner, "restore", lambda *args, **options: "continued")
-    with pytest.raises(TypeError, match="param_spaces"):
-        resume_or_start(print, run_config=tune.RunConfig("mine"), param_spaces={})  # type: ignore[call-arg]
-
-
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """An S3 of this machine's own, as the query of a URI of it."""
+    """The host and port of an S3 of this machine's own."""
     boto3 = pytest.importorskip("boto3")
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port=0)
     with pytest.MonkeyPatch.context() as environment:
@@ -81,18 +46,41 @@ def bucket() -> Iterator[str]:
         server.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("query", ["endpoint_override=http://{}", "endpoint_override={}&scheme=http"])
-def test_an_experiment_is_found_again_at_a_uri(
-    bucket: str, ray_session: Any, tmp_path: Path, query: str
+@pytest.mark.parametrize(
+    "place",
+    [
+        "file://{folder}/results",
+        pytest.param("s3://bucket/1?endpoint_override=http://{bucket}", marks=pytest.mark.slow),
+        pytest.param("s3://bucket/2?endpoint_override={bucket}&scheme=http", marks=pytest.mark.slow),
+    ],
+)
+def test_the_second_start_runs_only_what_had_not_ended(
+    ray_session: Any, tmp_path: Path, request: pytest.FixtureRequest, place: str
 ) -> None:
-    place = f"s3://bucket/{len(query)}?{query.format(bucket)}"
-    here = tune.RunConfig(name="my search", storage_path=place, verbose=0)
+    bucket = request.getfixturevalue("bucket") if "{bucket}" in place else ""
+    place = place.format(folder=tmp_path, bucket=bucket)
     ran = tmp_path / "ran"
-    assert started(here, ran, fail=True).num_errors == 1
-    results = started(here, ran, fail=False)
+    for fail in (True, False, False):  # the third time there is nothing left to run
+        callback = ExperimentMetadata({"metric": "loss", "mode": "min"})
+        results = started(tune.RunConfig("my search", place, callbacks=[callback], verbose=0), ran, fail=fail)
+        assert results.num_errors == fail
+        # Tune has copied the driver's folder for the last time when callbacks are called at the end.
+        if not bucket:
+            analysis = analyze(f"{place}/my search")
+            assert analysis.state == "finished" and analysis.record.metadata["ended"] is True
     assert sorted(result.metrics["loss"] for result in results) == [1, 2]
+    assert results.get_best_result().config == {"x": 1}
     assert sorted(ran.read_text().split()) == ["1", "2", "2"]
+
+
+def test_an_experiment_without_a_name_and_a_misspelt_argument_are_refused(monkeypatch: Any) -> None:
+    with pytest.raises(ValueError, match=r"run_config\.name must be set, got None"):
+        resume_or_start(lambda config: None, run_config=tune.RunConfig())
+    # Also when the search continues.
+    monkeypatch.setattr(tune.Tuner, "can_restore", lambda *args, **options: True)
+    monkeypatch.setattr(tune.Tuner, "restore", lambda *args, **options: "continued")
+    with pytest.raises(TypeError, match="param_spaces"):
+        resume_or_start(print, run_config=tune.RunConfig("mine"), param_spaces={})  # type: ignore[call-arg]
 
 
 def test_results_that_cannot_be_continued_are_not_written_over(tmp_path: Path) -> None:

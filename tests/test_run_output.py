@@ -112,24 +112,17 @@ def fails(config):
 
 
 @pytest.mark.slow
-def test_a_search_without_output_prints_nothing_of_a_failure_either(
+def test_a_tuner_prints_as_little_or_nothing_and_the_next_search_of_another_kind_as_ever(
     ray_session, new_output, tmp_path, capsys
 ):
     trainable = DistributedTrainableCreator(fails)
     tune.run(trainable, name="silent", storage_path=str(tmp_path), verbose=0, raise_on_failed_trial=False)
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.slow
-def test_a_tuner_prints_as_little_and_the_next_search_of_another_kind_as_ever(
-    ray_session, new_output, tmp_path, capsys
-):
-    tuner = tune.Tuner(
-        DistributedTrainableCreator(fails),
+    tune.Tuner(
+        trainable,
         tune_config=tune.TuneConfig(metric="loss", mode="min"),
         run_config=tune.RunConfig(name="tuner", storage_path=str(tmp_path)),
-    )
-    tuner.fit()
+    ).fit()
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith(BY_TUNE)], "\n".join(lines)
     assert any(line.startswith("see more ") for line in lines)
@@ -137,24 +130,28 @@ def test_a_tuner_prints_as_little_and_the_next_search_of_another_kind_as_ever(
     assert "View detailed results here" in capsys.readouterr().out
 
 
-def test_resources_per_trial_is_refused_with_our_arguments(ray_session):
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (
+            {"resources_per_trial": {"cpu": 2}},
+            SpecError,
+            r"resources_per_trial .* num_hosts and num_slots .* use_gpu=True",
+        ),
+        ({"config": {("a", 1): 1}}, SpecError, "the keys of config must all be strings"),
+        ({"config": {"layers": {("a", 1): 1}}}, SpecError, "the keys of parameter 'layers' must all be str"),
+        ({"config": {"lr": 1, 2: 3}}, SpecError, "the keys of config must all be strings"),
+        (
+            {"config": {"x": 1.0, "model": {"guard": threading.Lock()}}},
+            SerializationError,
+            r"config\['model'\]\['guard'\]",
+        ),
+    ],
+)
+def test_what_tune_cannot_take_is_named_with_our_arguments(ray_session, tmp_path, arguments, error, said):
     trainable = DistributedTrainableCreator(train, num_slots=2)
-    with pytest.raises(SpecError, match=r"resources_per_trial .* num_hosts and num_slots .* use_gpu=True"):
-        tune.run(trainable, resources_per_trial={"cpu": 2}, verbose=0)
-
-
-@pytest.mark.parametrize("config", [{("a", 1): 1}, {"layers": {("a", 1): 1}}, {"lr": 1, 2: 3}])
-def test_a_space_that_tune_cannot_write_is_named(ray_session, config):
-    trainable = DistributedTrainableCreator(train, num_slots=2)
-    with pytest.raises(SpecError, match=r"the keys of (config|parameter 'layers') must all be strings"):
-        tune.run(trainable, config=config, verbose=0)
-
-
-def test_a_config_that_cannot_be_sent_is_named(ray_session, tmp_path):
-    trainable = DistributedTrainableCreator(train, num_slots=2)
-    config = {"x": 1.0, "model": {"guard": threading.Lock()}}
-    with pytest.raises(SerializationError, match=r"config\['model'\]\['guard'\]"):
-        tune.run(trainable, config=config, storage_path=str(tmp_path), verbose=0)
+    with pytest.raises(error, match=said):
+        tune.run(trainable, storage_path=str(tmp_path), verbose=0, **arguments)
 
 
 @pytest.mark.slow
@@ -166,8 +163,10 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
     assert len(warned) == 1 and warned[0].levelno == logging.WARNING
 
 
-def test_other_trainables_keep_tunes_settings(new_output):
+def test_other_trainables_keep_tunes_settings_and_tune_does_not_advise_what_happens_anyway(new_output):
     assert settings(ours=False, config={}) == {"config": {}}
+    scheduler = PopulationBasedTraining(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
+    assert settings(scheduler=scheduler)["reuse_actors"] is True
 
 
 def test_numpy_numbers_in_a_space_stay_an_ordered_range(new_output):
@@ -187,16 +186,11 @@ def test_output_that_the_user_chose_stays(new_output, chosen):
     assert [type(each) for each in prepared["callbacks"]] == [SilentTrials, ExperimentMetadata]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"metric": "loss", "mode": "min"},
-        {"search_alg": BayesOptSearch({"x": (0.0, 1.0)}, metric="loss", mode="min")},
-        {"scheduler": ASHAScheduler(metric="loss", mode="min")},
-    ],
-)
-def test_metric_and_mode_are_known_wherever_they_were_given(arguments):
-    assert metric_and_mode(arguments) == ("loss", "min")
+def test_metric_and_mode_are_known_wherever_they_were_given():
+    given = {"metric": "loss", "mode": "min"}
+    searcher = BayesOptSearch({"x": (0.0, 1.0)}, **given)
+    for arguments in (given, {"search_alg": searcher}, {"scheduler": ASHAScheduler(**given)}):
+        assert metric_and_mode(arguments) == ("loss", "min")
     assert metric_and_mode({"config": {}}) == (None, None)
 
 
@@ -207,36 +201,26 @@ def test_a_progress_callback_of_the_users_own_is_the_only_one(new_output):
     assert [each for each in prepared["callbacks"] if isinstance(each, ProgressCallback)] == [own]
 
 
-@pytest.mark.parametrize("given", ["class", "name", "experiment", "list"])
-def test_a_search_is_prepared_however_its_trainable_is_named(new_output, given):
+def test_a_search_is_prepared_however_its_trainable_is_named(new_output):
     trainable = DistributedTrainableCreator(train, num_slots=2)
     tune.register_trainable("registered_training", trainable)
     space = {"x": tune.uniform(0, 1)}
     experiment = tune.Experiment("named", "registered_training", config=space)
-    run = {
-        "class": trainable,
-        "name": "registered_training",
-        "experiment": experiment,
-        "list": [experiment],
-    }[given]
-    prepare = settings_for(is_distributed, keeps_actors)
-    arguments = {"config": space} if given in ("class", "name") else {}
-    with prepare(run, arguments) as prepared:
-        (metadata,) = [each for each in prepared["callbacks"] if isinstance(each, ExperimentMetadata)]
-        assert any(isinstance(each, ProgressCallback) for each in prepared["callbacks"])
-    assert metadata._metadata["space"]["x"]["text"] == "uniform(0, 1)"
+    searches = {trainable: {"config": space}, "registered_training": {"config": space}, experiment: {}}
+    for run, arguments in [*searches.items(), ([experiment], {})]:
+        with settings_for(is_distributed, keeps_actors)(run, arguments) as prepared:
+            (metadata,) = [each for each in prepared["callbacks"] if isinstance(each, ExperimentMetadata)]
+            assert any(isinstance(each, ProgressCallback) for each in prepared["callbacks"])
+        assert metadata._metadata["space"]["x"]["text"] == "uniform(0, 1)"
 
 
-@pytest.mark.parametrize("limited", [False, True])
-def test_a_space_that_only_the_searcher_has_is_recorded(limited):
+def test_a_space_that_only_the_searcher_has_is_recorded():
     search = BayesOptSearch({"x": (0.0, 1.0), "net": {"lr": tune.loguniform(1e-3, 1)}}, "loss", "min")
-    given = ConcurrencyLimiter(search, max_concurrent=2) if limited else search
-    known = search_metadata({"search_alg": given}, {"epochs": 3}, "loss", "min")
-    assert {name: one["text"] for name, one in known["space"].items()} == {
-        "x": "uniform(0, 1)",
-        "net/lr": "loguniform(0.001, 1)",
-    }
-    assert known["constants"] == {"epochs": 3}
+    for given in (search, ConcurrencyLimiter(search, max_concurrent=2)):
+        known = search_metadata({"search_alg": given}, {"epochs": 3}, "loss", "min")
+        texts = {name: one["text"] for name, one in known["space"].items()}
+        assert texts == {"x": "uniform(0, 1)", "net/lr": "loguniform(0.001, 1)"}
+        assert known["constants"] == {"epochs": 3}
 
 
 def test_a_process_that_gets_the_class_prepares_its_searches(tmp_path):
@@ -263,28 +247,22 @@ def test_a_metric_that_no_trial_reports_is_named_with_those_that_are_reported(
     assert re.search(r"^searching with \S+, 1 rank per trial: 1 node with \d+ CPUs", said)
 
 
-def test_the_warning_of_snapshots_comes_once_per_search(caplog):
-    logger = logging.getLogger("ray.tune.execution.experiment_state")
-    for _ in range(2):
-        with search(verbose=0):
+def test_during_a_search_warnings_come_once_or_not_if_the_last_screen_has_them(new_output, caplog):
+    snapshots = logging.getLogger("ray.tune.execution.experiment_state")
+    of_tune = logging.getLogger("ray.tune.tune")
+    said = []
+    for arguments in ({"verbose": 0}, {}):
+        with search(**arguments):
             for _ in range(3):
-                logger.warning("Experiment state snapshotting has been triggered multiple times")
-    assert len(caplog.records) == 2
-
-
-def test_tune_does_not_advise_what_happens_anyway(new_output):
-    scheduler = PopulationBasedTraining(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
-    assert settings(scheduler=scheduler)["reuse_actors"] is True
-
-
-def test_the_quiet_output_drops_what_the_last_screen_has(new_output, caplog):
-    logger = logging.getLogger("ray.tune.tune")
-    with search():
-        logger.warning("Trials did not complete: [a, b]")
-        logger.warning("news")
-    assert [record.getMessage() for record in caplog.records] == ["news"]
-    logger.warning("Trials did not complete: [a, b]")
-    assert len(caplog.records) == 2, "after the search it is Tune's again"
+                snapshots.warning("Experiment state snapshotting has been triggered multiple times")
+            if not arguments:
+                of_tune.warning("Trials did not complete: [a, b]")
+            of_tune.warning("news")
+        said.append([record.name for record in caplog.records])
+        caplog.clear()
+    assert said == [[snapshots.name, of_tune.name]] * 2, "once per search"
+    of_tune.warning("Trials did not complete: [a, b]")
+    assert len(caplog.records) == 1, "after the search it is Tune's again"
 
 
 def test_the_raylets_paragraph_on_a_dead_process_is_left_out(new_output, capsys):

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import stand_in
 
 pytestmark = pytest.mark.processes
 
@@ -35,55 +37,41 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_an_interrupted_set_up_is_repeated_from_an_empty_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: list[Path]
+@pytest.mark.parametrize(
+    ("stage", "error", "is_kept"),
+    [("fill", KeyboardInterrupt(), False), ("install_horovod", set_up.SetUpError("compiler"), True)],
+    ids=["interrupted", "a failed build of Horovod"],
+)
+def test_a_set_up_that_ended_early_is_repeated_and_what_a_failed_build_had_installed_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: list[Path], stage: str, error: Any, is_kept: bool
 ) -> None:
     venv = tmp_path / "venv"
 
-    def interrupt(*_: object) -> None:
-        (venv / "half-installed").touch()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as during:
-        during.setattr(set_up, "fill", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            set_up.set_up(MAIN, venv, {})
-    set_up.set_up(MAIN, venv, {})
-    assert filled == [venv] and not (venv / "half-installed").exists()
-    set_up.set_up(MAIN, venv, {})
-    assert filled == [venv], "a second call sets up nothing again"
-    set_up.set_up(MAIN, venv, {"TORCH": "pip"})
-    assert filled == [venv, venv], "another choice of torch does"
-
-
-@pytest.mark.slow
-def test_a_failed_build_of_horovod_keeps_what_was_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: list[Path]
-) -> None:
-    venv = tmp_path / "venv"
-
-    def fail(venv: Path) -> None:
+    def end(*_: object) -> None:
         (venv / "installed").touch()
-        raise set_up.SetUpError("the compiler's error")
+        raise error
 
-    with monkeypatch.context() as during:
-        during.setattr(set_up, "install_horovod", fail)
-        with pytest.raises(set_up.SetUpError, match="compiler"):
-            set_up.set_up(MAIN, venv, {})
+    with monkeypatch.context() as during, pytest.raises(type(error)):
+        during.setattr(set_up, stage, end)
+        set_up.set_up(MAIN, venv, {})
     assert not (venv / ".set_up_complete").exists()
+    before = len(filled)
     set_up.set_up(MAIN, venv, {})
-    assert (venv / "installed").exists() and (venv / ".set_up_complete").exists()
+    assert (venv / "installed").exists() is is_kept and (venv / ".set_up_complete").exists()
+    set_up.set_up(MAIN, venv, {})
+    assert filled[before:] == [venv], "a second call sets up nothing again"
+    set_up.set_up(MAIN, venv, {"TORCH": "pip"})
+    assert filled[before:] == [venv, venv], "another choice of torch does"
 
 
-def test_a_folder_that_is_no_environment_is_not_removed(tmp_path: Path, filled: list[Path]) -> None:
+def test_a_folder_that_is_no_environment_is_not_removed_and_a_choice_that_does_not_exist_is_named(
+    tmp_path: Path, filled: list[Path]
+) -> None:
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "thesis.tex").touch()
     with pytest.raises(set_up.SetUpError, match="was not made by make"):
         set_up.set_up(MAIN, tmp_path / "venv", {})
     assert (tmp_path / "venv" / "thesis.tex").exists() and not filled
-
-
-def test_a_torch_choice_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(set_up.SetUpError, match="TORCH must be one of auto, cpu, pip, got 'gpu'"):
         set_up.set_up(MAIN, tmp_path / "venv", {"TORCH": "gpu"})
 
@@ -127,13 +115,6 @@ def test_a_machine_without_a_gpu_gets_a_cpu_build(
     assert set_up.needs_cpu_build(choice, gpu=gpu, machine=machine, also=also) is cpu
 
 
-def stand_in(folder: Path, name: str, script: str) -> Path:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.mark.parametrize(("offered", "with_uv"), [("2.13.0+cpu", False), ("2.13.0", True)])
 def test_uv_is_asked_only_where_pip_has_no_cpu_build(tmp_path: Path, offered: str, with_uv: bool) -> None:
     report = f'{{"install": [{{"metadata": {{"version": "{offered}"}}}}]}}'
@@ -161,31 +142,29 @@ def test_where_no_cpu_build_can_be_had_the_error_says_what_to_type(tmp_path: Pat
         set_up.install_torch(MAIN, str(python), [str(python), "-m", "pip", "install"], "cpu")
 
 
+NO_COMPILER = ("shutil.which", lambda name: None)
+NO_HEADERS = ("sysconfig.get_path", lambda name: "/nowhere")
+
+
 @pytest.mark.parametrize(
     ("take_away", "said"),
     [
-        (("shutil.which", lambda name: None), "apt-get install g++"),
-        (("importlib.util.find_spec", lambda name: None), f"apt-get install {PYTHON}-venv"),
-        (("sysconfig.get_path", lambda name: "/nowhere"), f"apt-get install {PYTHON}-dev"),
-        (("sys.version_info", (3, 9, 2)), "older than 3.10"),
+        ([NO_COMPILER], "apt-get install g++"),
+        ([("importlib.util.find_spec", lambda name: None)], f"apt-get install {PYTHON}-venv"),
+        ([NO_HEADERS], f"apt-get install {PYTHON}-dev"),
+        ([NO_COMPILER, NO_HEADERS], f"apt-get install g++ {PYTHON}-dev."),
+        ([("sys.version_info", (3, 9, 2))], "older than 3.10"),
     ],
 )
-def test_a_missing_tool_is_named_with_its_cure(
-    monkeypatch: pytest.MonkeyPatch, take_away: tuple[str, object], said: str
+def test_what_is_missing_is_named_with_one_line_that_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, take_away: list[tuple[str, object]], said: str
 ) -> None:
     with monkeypatch.context() as without:
-        without.setattr(*take_away)
+        for thing in take_away:
+            without.setattr(*thing)
         missing = set_up.missing_tools(needs_compiler=True)
     assert said in missing[-1]
-    assert len(missing) == (2 if "apt-get" in said else 1)
-
-
-def test_one_line_says_what_to_type_for_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as without:
-        without.setattr("shutil.which", lambda name: None)
-        without.setattr("sysconfig.get_path", lambda name: "/nowhere")
-        missing = set_up.missing_tools(needs_compiler=True)
-    assert len(missing) == 3 and f"apt-get install g++ {PYTHON}-dev." in missing[-1]
+    assert len(missing) == len(take_away) + ("apt-get" in said)
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,6 @@ def test_hosts_are_spread_and_a_total_is_placed_as_tightly_as_it_fits(arguments,
     assert make_spec(**arguments).placement() == Placement(tuple(bundles), strategy)
 
 
-def test_fractions_of_a_cpu_fit_exactly():
-    placement = make_spec(num_workers=10, num_cpus_per_slot=0.7).placement()
-    check_fits(placement, [{"CPU": 7.0}])
-    assert fits_one_node(placement, [{"CPU": 7.0}])
-    with pytest.raises(ResourcesUnavailable):
-        check_fits(placement, [{"CPU": 6.9}])
-
-
 def test_integers_of_numpy_are_integers():
     spec = make_spec(num_hosts=np.int64(2), num_slots=np.int32(3), num_cpus_per_slot=np.float32(0.5))
     assert spec == make_spec(num_hosts=2, num_slots=3, num_cpus_per_slot=0.5)
@@ -81,42 +73,50 @@ def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
 
 def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_named_with_its_cure(tmp_path):
     code = "from horovod_tune.gloo.gloo_backend import require_installed as check; check()"
-    hide = tmp_path / "hide"
-    (hide / "horovod" / "torch").mkdir(parents=True)
-    (hide / "horovod" / "__init__.py").touch()
+    (tmp_path / "horovod" / "torch").mkdir(parents=True)
+    (tmp_path / "horovod" / "__init__.py").touch()
+    (tmp_path / "horovod-0.27.0.dist-info").mkdir()
+    (tmp_path / "horovod-0.27.0.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.27.0\n")
+    for library, why in (
+        (None, "no compiled library"),
+        (b"\0" * 100, "not built with Gloo"),
+        (b"HOROVOD_GLOO_RENDEZVOUS_ADDR", "got 0.27.0"),
+    ):
+        if library is not None:
+            (tmp_path / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(library)
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert why in ran.stderr and "horovod-tune install-horovod" in ran.stderr
 
-    def run() -> str:
-        environment = {**os.environ, "PYTHONPATH": str(hide)}
-        return subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
-        ).stderr
 
-    said = [run()]
-    (hide / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(b"\0" * 100)
-    said.append(run())
-    (hide / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(b"HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    (hide / "horovod-0.27.0.dist-info").mkdir()
-    (hide / "horovod-0.27.0.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.27.0\n")
-    said.append(run())
-    for text, why in zip(said, ["no compiled library", "not built with Gloo", "got 0.27.0"], strict=True):
-        assert why in text and "horovod-tune install-horovod" in text
-
-
-def test_a_trial_that_can_never_fit_is_an_error_with_both_sides():
-    placement = make_spec(num_hosts=2, num_slots=3).placement()
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "parts"),
+    [
+        (
+            {"num_hosts": 2, "num_slots": 3},
+            [8.0, 2.0],
+            ["2 x 3 CPU on different", "2 node(s) have 8 CPU; 2 CPU"],
+        ),
+        ({"num_hosts": 2, "num_slots": 1}, [64.0], ["2 x 1 CPU on different machines"]),
+        ({"num_hosts": 2, "num_slots": 1}, [64.0, 1.0], []),
+        ({"num_workers": 5}, [2.0, 4.0], []),  # a total may be larger than one node
+        ({"num_workers": 10, "num_cpus_per_slot": 0.7}, [7.0], []),  # fractions fit exactly
+        ({"num_workers": 10, "num_cpus_per_slot": 0.7}, [6.9], ["0.7 CPU"]),
+    ],
+)
+def test_a_trial_that_can_never_fit_is_an_error_with_both_sides(arguments, nodes, parts):
+    placement = make_spec(**arguments).placement()
+    resources = [{"CPU": cpus} for cpus in nodes]
+    if not parts:
+        check_fits(placement, resources)
+        assert fits_one_node(placement, resources) is (len(nodes) == 1)
+        return
     with pytest.raises(ResourcesUnavailable) as raised:
-        check_fits(placement, [{"CPU": 8.0}, {"CPU": 2.0}])
-    text = str(raised.value)
-    assert "2 x 3 CPU on different machines" in text
-    assert "2 node(s) have 8 CPU; 2 CPU" in text
-
-
-def test_hosts_that_fit_only_on_one_machine_do_not_fit():
-    placement = make_spec(num_hosts=2, num_slots=1).placement()
-    with pytest.raises(ResourcesUnavailable):
-        check_fits(placement, [{"CPU": 64.0}])
-    check_fits(placement, [{"CPU": 1.0}, {"CPU": 1.0}])
-
-
-def test_a_total_may_be_larger_than_one_node():
-    check_fits(make_spec(num_workers=5).placement(), [{"CPU": 2.0}, {"CPU": 4.0}])
+        check_fits(placement, resources)
+    for part in parts:
+        assert part in str(raised.value)

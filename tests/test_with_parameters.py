@@ -23,43 +23,40 @@ pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+LOCK = threading.Lock()
+
+
 def train(config: dict[str, Any], model: Any, name: str = "") -> dict[str, Any]:
     return {"sum": sum(each.sum().item() for each in model.parameters()), "name": name}
 
 
 def test_called_directly_the_function_gets_the_objects_themselves() -> None:
-    model = torch.nn.Linear(2, 1)
-    assert with_parameters(train, model=model, name="a")({})["name"] == "a"
-
-
-def test_a_generator_function_works_too() -> None:
     def steps(config: dict[str, Any], count: int) -> Any:
         yield from range(count)
 
-    assert list(with_parameters(steps, count=3)({})) == [0, 1, 2]
+    model = torch.nn.Linear(2, 1)
+    assert with_parameters(train, model=model, name="a")({})["name"] == "a"
+    assert list(with_parameters(steps, count=3)({})) == [0, 1, 2], "a generator function too"
 
 
-def test_names_that_the_function_does_not_take_are_refused() -> None:
+def test_a_function_that_does_not_take_its_parameters_or_is_unsuitable_with_them_is_refused() -> None:
     with pytest.raises(TrainingFunctionError, match=r"cannot be called with \(config, modle=\.\.\.\)"):
         with_parameters(train, modle=1)
-
-
-def test_a_function_is_checked_with_its_parameters_bound() -> None:
     with pytest.raises(TrainingFunctionError, match="checkpoint_dir"):
         with_parameters(lambda config, checkpoint_dir=None, data=None: None, data=1)
 
 
-def test_tensors_on_a_device_are_refused_by_name() -> None:
-    with pytest.raises(TrainingFunctionError, match="parameter 'x' must be on the CPU, got one on meta"):
-        pack_values({"x": torch.empty(1, device="meta")})
-
-
-def test_a_parameter_that_cannot_be_pickled_is_named() -> None:
-    lock = threading.Lock()
-    with pytest.raises(SerializationError, match=r"parameter 'x' .*: it is of type _thread\.lock: .*pickle"):
-        pack_values({"fine": 1, "x": lock})
-    with pytest.raises(SerializationError, match=r"parameter 'x' .* its \['of'\]\[0\], which is of"):
-        pack_values({"fine": 1, "x": {"of": [lock]}})
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        (torch.empty(1, device="meta"), TrainingFunctionError, "must be on the CPU, got one on meta"),
+        (LOCK, SerializationError, r".*: it is of type _thread\.lock: .*pickle"),
+        ({"of": [LOCK]}, SerializationError, r".* its \['of'\]\[0\], which is of"),
+    ],
+)
+def test_a_parameter_that_cannot_be_sent_is_named(value: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=rf"parameter 'x' {said}"):
+        pack_values({"fine": 1, "x": value})
 
 
 def test_the_function_travels_without_its_objects() -> None:
@@ -70,15 +67,12 @@ def test_the_function_travels_without_its_objects() -> None:
         cloudpickle.loads(shipped)({})
 
 
-def test_parameters_are_found_below_partial() -> None:
+def test_parameters_are_found_below_partial_which_has_the_name_of_its_function() -> None:
     bound = with_parameters(train, model=torch.nn.Linear(1, 1))
     assert parameters_of(partial(bound)) is parameters_of(bound) is not None
     assert parameters_of(train) is None
-
-
-def test_a_bound_partial_has_the_name_and_the_module_of_its_function() -> None:
-    bound = with_parameters(partial(train, name="a"), model=1)
-    assert (bound.__name__, bound.__module__) == ("train", __name__)
+    below = with_parameters(partial(train, name="a"), model=1)
+    assert (below.__name__, below.__module__) == ("train", __name__)
 
 
 def test_the_objects_are_put_once_into_each_ray_that_they_are_sent_in(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -11,15 +10,11 @@ from typing import Any
 
 import cloudpickle
 import ray
+from worker_kinds import Workers
 
 from horovod_tune import report
 from horovod_tune.coordinator.coordinator import Coordinator
-from horovod_tune.coordinator.policy import Limits
-from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function import shipping
-from horovod_tune.gloo import gloo_backend
-from horovod_tune.messages import TrialRequest
-from horovod_tune.spec.trial_spec import make_spec
 
 
 class LogsInMemory:
@@ -46,38 +41,21 @@ class TrialRunner:
     """One coordinator with ``num_slots`` ranks. ``run`` is one trial; the next one takes the same workers."""
 
     def __init__(self, folder: Path, *, num_slots: int = 2, reuse_workers: bool = True) -> None:
-        spec = make_spec(num_slots=num_slots, reuse_workers=reuse_workers)
-        self.placement_group = ray.util.placement_group([dict(spec.placement().bundles[0])])
-        ray.get(self.placement_group.ready(), timeout=60)
-        launcher = gloo_backend.launcher(
-            spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id()
-        )
-        self.group = WorkerGroup(launcher, Limits(spec.timeout_s))
+        self._folder, self._workers = folder, Workers("gloo", folder, size=num_slots)
+        self.group = self._workers.group
         self.group.world.create()
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         self.function = ray.put(shipping.dumps(run_what_config_says))
         self.coordinator = Coordinator(self.group, reuse_workers=reuse_workers)
-        self._folder = folder
-        self._numbers = itertools.count(1)
         self.storage = LogsInMemory()
 
     def run(
         self, train: Callable[[dict[str, Any]], Any], *, stop_after: int | None = None, **config: Any
     ) -> list[dict[str, Any]]:
         """Run one trial and return rank 0's reports; ``stop_after`` reports a scheduler stops it."""
-        number = next(self._numbers)
-        directory = str(self._folder / f"trial_{number}")
-        order = TrialRequest(
-            trial_id=f"{number}",
-            trial_name=f"trial_{number}",
-            trial_dir=directory,
-            working_dir=directory,
-            experiment_name="experiment",
-            config={"train": shipping.dumps(train), **config},
-            function=self.function,
-        )
+        request = self._workers.request(self.function, {"train": shipping.dumps(train), **config})
         self.storage = LogsInMemory()
-        self.coordinator.set_trial(order, self.storage)  # type: ignore[arg-type]
+        self.coordinator.set_trial(request, self.storage)  # type: ignore[arg-type]
         results = []
         while stop_after is None or len(results) < stop_after:
             result = self.coordinator.next_result()
@@ -99,7 +77,7 @@ class TrialRunner:
 
     def close(self) -> None:
         self.coordinator.close()
-        ray.util.remove_placement_group(self.placement_group)
+        self._workers.close()
 
 
 def exists(pid: int) -> bool:
@@ -120,20 +98,15 @@ def sound(config: dict[str, Any]) -> None:
     report(sums=[each.item() for each in sums], named=named.tolist(), size=hvd.size())
 
 
-def pids_before_and_after(runner: TrialRunner, train: Any, **arguments: Any) -> tuple[list[int], list[int]]:
+def is_kept(runner: TrialRunner, train: Any, **arguments: Any) -> bool:
+    """Return True if the trial after ``train`` runs in the same processes; no reason is given then."""
     runner.run(sound)
     before = runner.pids
     runner.run(train, **arguments)
     reason = runner.replaced_because
     runner.run(sound)
-    runner.coordinator.replaced_because = [reason] if reason else []
-    return before, runner.pids
-
-
-def is_kept(runner: TrialRunner, train: Any, **arguments: Any) -> bool:
-    """Return True if the trial after ``train`` runs in the same processes; no reason is given then."""
-    before, after = pids_before_and_after(runner, train, **arguments)
-    print("replaced because:", runner.replaced_because)
-    assert (before == after) == (runner.replaced_because == "")
-    assert before == after or not any(map(exists, before))
-    return before == after
+    runner.coordinator.replaced_because = [reason] if reason else []  # for the test to look at
+    print("replaced because:", reason)
+    assert (before == runner.pids) == (reason == "")
+    assert before == runner.pids or not any(map(exists, before))
+    return before == runner.pids

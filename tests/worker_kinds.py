@@ -27,9 +27,15 @@ class Workers:
     """One worker group of a kind; `begin` starts a trial on it, `events` runs it to its end."""
 
     def __init__(
-        self, kind: str, folder: Path, *, timeout_s: float = 60.0, stall_timeout_s: float = 1800.0
+        self,
+        kind: str,
+        folder: Path,
+        *,
+        size: int | None = None,
+        timeout_s: float = 60.0,
+        stall_timeout_s: float = 1800.0,
     ) -> None:
-        self.kind, self.size = kind, RANKS[kind]
+        self.kind, self.size = kind, size or RANKS[kind]
         spec = make_spec(
             num_slots=self.size,
             use_tpu=kind not in ("gloo", "torch"),
@@ -54,28 +60,30 @@ class Workers:
         self.folder = folder
         self._numbers = itertools.count(1)
 
-    def begin(
-        self,
-        train: Callable[[dict[str, Any]], Any],
-        *,
-        start: CheckpointPlace | None = None,
-        **config: Any,
-    ) -> Path:
-        """Begin a trial; returns its working directory, where the function writes what the test looks at."""
+    def request(
+        self, function: Any, config: dict[str, Any], start: CheckpointPlace | None = None
+    ) -> TrialRequest:
+        """Return the next trial's request; ``function`` is the reference to what ranks unpickle."""
         number = next(self._numbers)
-        directory = self.folder / f"trial_{number}"
-        request = TrialRequest(
+        directory = str(self.folder / f"trial_{number}")
+        return TrialRequest(
             trial_id=f"{number:05}",
             trial_name=f"trial_{number}",
-            trial_dir=str(directory),
-            working_dir=str(directory),
+            trial_dir=directory,
+            working_dir=directory,
             experiment_name="experiment",
             config=config,
-            function=ray.put(cloudpickle.dumps(train)),
+            function=function,
             checkpoint=start,
         )
+
+    def begin(
+        self, train: Callable[..., Any], *, start: CheckpointPlace | None = None, **config: Any
+    ) -> Path:
+        """Begin a trial; returns its working directory, where the function writes what the test looks at."""
+        request = self.request(ray.put(cloudpickle.dumps(train)), config, start)
         self.group.begin(request)
-        return directory
+        return Path(request.working_dir)
 
     def events(self) -> list[Report | Finished]:
         found = []

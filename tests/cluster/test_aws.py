@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import PAGE, REPOSITORY, Lab, page_steps, wait_until
+from lab import PAGE, Lab, page_steps, wait_until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -64,8 +64,6 @@ print(json.dumps(found))
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     # moto gives out a subnet's addresses from .4 on.
     with Lab(3, jobs=True, NC_FIRST="4") as lab:
-        for host in ("n1", "laptop"):
-            lab.give_job_packages(host)
         # An instance's own, which shuts it down.
         lab.put("n1", "/usr/local/bin/sudo", '#!/bin/sh\necho "$@" >> /shared/sudo\n', "755")
         for host in ["laptop", *lab.hosts]:
@@ -73,8 +71,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         log = tmp_path_factory.mktemp("aws") / "moto.log"
         with lab.running("laptop", f"exec moto_server -H {LAPTOP} -p 5000", log):
             lab.wait_for_port("laptop", f"{LAPTOP}:5000")
-            lab.check_out("laptop")
-            lab.run("laptop", f"cp -r {REPOSITORY}/tests/cluster/jobs/project ~/project", timeout_s=60)
+            lab.prepare_laptop("cluster.yaml", edits(in_python(lab, ACCOUNT)))
             yield lab
 
 
@@ -83,10 +80,9 @@ def in_python(lab: Lab, program: str) -> Any:
     return json.loads(output.strip().splitlines()[-1])
 
 
-def edited(account: dict[str, str]) -> str:
-    """Do what the file's first lines ask for; then what is this test bed's and not an account's."""
-    text = (REPOSITORY / "cluster" / "cluster.yaml").read_text()
-    for was, now in {
+def edits(account: dict[str, str]) -> dict[str, str]:
+    """What the file's first lines ask for; then what is this test bed's and not an account's."""
+    return {
         "&image ami-00000000000000000": f"&image {account['image']}",
         "[sg-00000000000000000]": f"[{account['group']}]",
         # No workers at the start: the search asks for them. Without it they leave after some seconds.
@@ -97,10 +93,7 @@ def edited(account: dict[str, str]) -> str:
         "type: aws": "type: aws\n  use_internal_ips: true",
         "ssh_user: ubuntu": "ssh_user: root\n  ssh_private_key: ~/.ssh/id_nc",
         "ImageId: *image": f"ImageId: *image\n      SubnetIds: [{account['subnet']}]\n      KeyName: mine",
-    }.items():
-        assert was in text, was
-        text = text.replace(was, now)
-    return text
+    }
 
 
 def states(lab: Lab) -> dict[str, str]:
@@ -112,8 +105,6 @@ def states(lab: Lab) -> dict[str, str]:
 def test_a_search_gets_the_instances_that_its_trials_need_and_gives_them_back(
     lab: Lab, tmp_path: Path
 ) -> None:
-    account = in_python(lab, ACCOUNT)
-    lab.put("laptop", "~/checkout/cluster/cluster.yaml", edited(account))
     steps = {title: text.replace("on-premise.yaml", "cluster.yaml") for title, text in page_steps().items()}
     start, forward = steps["Start"].rsplit("ray dashboard", 1)
     with lab.running("laptop", f"cd ~/checkout; {start}", tmp_path / "up") as up:

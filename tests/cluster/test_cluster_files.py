@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from processes import stand_in
 
 from horovod_tune.horovod_build.build import machine_tag
 
@@ -27,42 +28,33 @@ def load(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", RAY_UP_FILES)
-def test_ray_takes_the_file(name: str) -> None:
+def test_ray_takes_the_file_and_the_token_goes_to_every_node_and_no_port_is_open(name: str) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     prepared = prepare_config(load(name))
     validate_config(prepared)
     workers = [kind for kind in prepared["available_node_types"].values() if kind["min_workers"]]
     assert workers, "no workers at the start"
-
-
-@pytest.mark.parametrize("name", RAY_UP_FILES)
-def test_the_token_goes_to_every_node_and_no_port_is_open_to_others(name: str) -> None:
     file = load(name)
     assert file["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     (head,) = (line for line in file["head_start_ray_commands"] if "--head" in line)
     assert "--dashboard-host=127.0.0.1" in head and "ray.env" in head
-    assert "RAY_AUTH_MODE=token" in (CLUSTER / "ray.env").read_text()
     # What Ray's defaults would add: a nightly build, old libraries.
     assert file["setup_commands"] and file.get("head_setup_commands", []) == []
 
 
-@pytest.mark.parametrize("name", RAY_UP_FILES)
-def test_what_is_shipped_is_there(name: str) -> None:
-    for local in load(name)["file_mounts"].values():
-        if not local.startswith("~"):
-            assert (REPOSITORY / local).exists(), local
-
-
 @pytest.mark.parametrize("name", ALL_FILES)
-def test_the_first_lines_say_what_to_edit_and_what_to_type(name: str) -> None:
+def test_the_first_lines_say_what_to_edit_and_what_to_type_and_what_is_shipped_is_there(name: str) -> None:
     first = "\n".join((CLUSTER / name).read_text().splitlines()[:8])
     assert re.search(r"^# EDIT ", first, re.M) and re.search(r"^# TYPE ", first, re.M), first
+    shipped = load(name)["file_mounts"].values() if name in [*RAY_UP_FILES, "sky.yaml"] else []
+    assert all(local.startswith("~") or (REPOSITORY / local).exists() for local in shipped)
 
 
 def test_the_settings_are_the_same_everywhere() -> None:
     lines = (CLUSTER / "ray.env").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert settings["RAY_AUTH_MODE"] == "token"
     script = (CLUSTER / "slurm.sbatch").read_text()
     for name, value in settings.items():
         assert f"{name}={value}" in script, name
@@ -105,14 +97,10 @@ def test_one_wheel_serves_every_machine_of_the_table(flags: str) -> None:
 
 
 def test_the_builder_of_the_image_gets_no_more_than_it_copies() -> None:
-    lines = [
-        line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")
-    ]
-    assert lines[0] == "*"
+    lines = re.findall(r"^[^#\n].*$", (REPOSITORY / ".dockerignore").read_text(), re.M)
     copied = re.findall(r"^COPY --chown=ray (.*) \S+$", (CLUSTER / "Dockerfile").read_text(), re.M)
-    assert {f"!{name}" for names in copied for name in names.split()} == {
-        line for line in lines if line[0] == "!"
-    }
+    names = {f"!{name}" for line in copied for name in line.split()}
+    assert lines[0] == "*" and names == {line for line in lines if line[0] == "!"}
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "node_setup.sh", "start_worker.sh"])
@@ -142,7 +130,7 @@ class Recorder:
     """Stands for a Google API: keeps the body of the one `create` or `insert` that it gets."""
 
     body: dict[str, Any]
-    _http: Any
+    _http = types.SimpleNamespace(credentials=None)
 
     def __getattr__(self, name: str) -> Any:
         def call(**arguments: Any) -> Any:
@@ -156,39 +144,34 @@ class Recorder:
         return {"name": "operation"}
 
 
-def body_of(file: str, kind: str, api: type, **more: Any) -> dict[str, Any]:
+def body_of(file: str, kind: str, api: str) -> dict[str, Any]:
+    """Return what Ray sends for a node of ``kind``."""
+    pytest.importorskip("googleapiclient", reason="needs google-api-python-client")
+    from ray.autoscaler._private.gcp import node
+
     config = load(file)["available_node_types"][kind]["node_config"]
     recorder = Recorder()
-    recorder._http = types.SimpleNamespace(credentials=None)
-    node = api(recorder, "my-project", "us-west4-a", "horovod-tune")
-    node.create_instance(
-        {**config, **more}, {"ray-node-name": "ray-horovod-tune-worker"}, wait_for_operation=False
-    )
+    made = getattr(node, api)(recorder, "my-project", "us-west4-a", "horovod-tune")
+    made.create_instance(config, {"ray-node-name": "ray-horovod-tune-worker"}, wait_for_operation=False)
     return recorder.body
 
 
 def test_a_tpu_slice_is_asked_for_as_the_api_takes_it() -> None:
-    pytest.importorskip("googleapiclient", reason="needs google-api-python-client")
+    body = body_of("gcp-tpu.yaml", "tpu", "GCPTPU")
     from ray.autoscaler._private.gcp.config import GCPNodeType, get_node_type
-    from ray.autoscaler._private.gcp.node import GCPTPU
 
     config = load("gcp-tpu.yaml")["available_node_types"]["tpu"]
     assert get_node_type(config["node_config"]) is GCPNodeType.TPU
-    body = body_of("gcp-tpu.yaml", "tpu", GCPTPU)
     # projects.locations.nodes.create, v2: a type or a config, never both; the runtime is required.
     assert body["acceleratorType"] == "v5litepod-16" and "acceleratorConfig" not in body
     assert body["runtimeVersion"] == "v2-alpha-tpuv5-lite"
-    assert "machineType" not in body
     known = {"acceleratorType", "runtimeVersion", "labels", "networkConfig", "metadata", "serviceAccount"}
-    assert set(body) <= known | {"schedulingConfig", "tags"}
+    assert set(body) <= known | {"schedulingConfig", "tags"}, "also no machineType"
     assert config["resources"]["TPU"] == 4
 
 
 def test_a_gpu_machine_is_asked_for_as_the_api_takes_it() -> None:
-    pytest.importorskip("googleapiclient", reason="needs google-api-python-client")
-    from ray.autoscaler._private.gcp.node import GCPCompute
-
-    body = body_of("gcp.yaml", "worker", GCPCompute)
+    body = body_of("gcp.yaml", "worker", "GCPCompute")
     # instances.insert: links where the file has names, an object for the scheduling.
     assert body["machineType"].endswith("zones/us-west4-a/machineTypes/g2-standard-8")
     assert body["guestAccelerators"][0]["acceleratorCount"] == 1
@@ -201,7 +184,7 @@ def test_a_gpu_machine_is_asked_for_as_the_api_takes_it() -> None:
 
 
 # The fields of KubeRay's RayJob (ray.io/v1, operator 1.6 and newer) that the file uses, with their types.
-POD = {"template": dict}
+PODS = {"rayStartParams": dict, "template": dict}
 RAY_JOB = {
     "entrypoint": str,
     "runtimeEnvYAML": str,
@@ -213,16 +196,9 @@ RAY_JOB = {
         "authOptions": {"mode": str},
         "enableInTreeAutoscaling": bool,
         "autoscalerOptions": {"idleTimeoutSeconds": int},
-        "headGroupSpec": {"serviceType": str, "rayStartParams": dict, **POD},
+        "headGroupSpec": {"serviceType": str, **PODS},
         "workerGroupSpecs": [
-            {
-                "groupName": str,
-                "replicas": int,
-                "minReplicas": int,
-                "maxReplicas": int,
-                "rayStartParams": dict,
-                **POD,
-            }
+            {"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int, **PODS}
         ],
     },
 }
@@ -240,25 +216,21 @@ def check_shape(value: Any, shape: Any, path: str) -> None:
         assert type(value) is shape, f"{path} must be a {shape.__name__}, got {value!r}"
 
 
-def test_the_rayjob_has_the_fields_of_kuberay() -> None:
+def test_the_rayjob_has_the_fields_of_kuberay_and_keeps_to_itself() -> None:
     claim, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
     assert claim["kind"] == "PersistentVolumeClaim"
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     check_shape(job["spec"], RAY_JOB, "spec")
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert job["spec"]["shutdownAfterJobFinishes"] is True
     if path := os.environ.get("KUBERAY_RAYJOB_CRD"):  # the operator's own ray.io_rayjobs.yaml
         import jsonschema
 
         versions = yaml.safe_load(Path(path).read_text())["spec"]["versions"]
         (schema,) = (version["schema"]["openAPIV3Schema"] for version in versions if version["storage"])
         jsonschema.validate(job, schema)
-
-
-def test_the_rayjob_keeps_to_itself() -> None:
-    *_, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
-    cluster = job["spec"]["rayClusterSpec"]
-    assert cluster["authOptions"] == {"mode": "token"}
-    assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
-    assert job["spec"]["shutdownAfterJobFinishes"] is True
 
 
 # --- SkyPilot -----------------------------------------------------------------------------------------------
@@ -268,8 +240,6 @@ def test_the_sky_task_ends_its_cluster_and_its_scripts_are_bash(tmp_path: Path) 
     task = load("sky.yaml")
     assert task["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
     assert set(task) == {"name", "num_nodes", "resources", "envs", "workdir", "file_mounts", "setup", "run"}
-    for local in task["file_mounts"].values():
-        assert local.startswith("~") or (REPOSITORY / local).exists(), local
     (program,) = re.findall(r"<<'PYTHON'.*?\n(.*?)^PYTHON$", task["run"], re.M | re.S)
     compile(program, "sky.yaml", "exec")
     subprocess.run(["bash", "-n", "-c", task["run"]], check=True, timeout=10)
@@ -279,8 +249,7 @@ def test_the_sky_task_ends_its_cluster_and_its_scripts_are_bash(tmp_path: Path) 
     until_ray = 'for _ in $(seq 300); do grep -q "^ray" "$NOTES" && exit; sleep 0.1; done; exit 1'
     wait = f"{note}; cat > /dev/null; {until_ray}"
     for name, text in {"ray": note, "python": wait, "tune": f"{note}; exit 3"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        stand_in(tmp_path, name, text)
     (tmp_path / ".horovod-tune").mkdir()
     (tmp_path / ".horovod-tune" / "ray.env").write_text("")
     with socket.create_server(("127.0.0.1", 6379)) if port_is_free(6379) else contextlib.nullcontext():

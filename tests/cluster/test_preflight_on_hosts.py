@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from lab import Lab
@@ -29,8 +27,7 @@ print(json.dumps({
 PACKAGES = "$(python -c 'import torch, os; print(os.path.dirname(os.path.dirname(torch.__file__)))')"
 
 
-@pytest.fixture(scope="module")
-def seen() -> Iterator[tuple[dict[str, Any], str]]:
+def test_each_host_with_a_problem_is_named() -> None:
     with Lab(4, nics=2) as lab:
         # n3: no Horovod, and n2 cannot reach it on the interface that is asked for.
         without = (
@@ -48,32 +45,23 @@ def seen() -> Iterator[tuple[dict[str, Any], str]]:
         lab.run("n4", older, timeout_s=60)
         lab.start_ray()
         words = ["bash", "-lc", 'python -c "$0" "$1"', LOOK, json.dumps(["eth1"])]
-        output = lab.run("n1", words, timeout_s=300).stdout
-        yield json.loads(output.strip().splitlines()[-1]), output
-        # The doctor says the same: n3 without Horovod, n4 with another torch; exit status 1.
+        table = lab.run("n1", words, timeout_s=300).stdout
         doctor = lab.run("n1", "horovod-tune doctor --address auto", timeout_s=300, check=False)
-        assert doctor.returncode == 1, doctor.stdout
-        assert "n3: Horovod is not installed" in doctor.stdout
-        assert "A trial across these 4 machines cannot run." in doctor.stdout
-
-
-def test_each_host_with_a_problem_is_named(seen: tuple[dict[str, Any], str]) -> None:
-    found, table = seen
+    found = json.loads(table.strip().splitlines()[-1])
     problems: dict[str, str] = {"n1": "", "n2": "", "n3": "", "n4": ""}
     for problem in found["problems"]:
         assert problem["cure"]
         problems[problem["node"]] += problem["what"]
+        assert (problem["node"], problem["level"]) != ("n1", "problem")
     assert not found["ok"]
     assert "Horovod is not installed" in problems["n3"], table
     assert "cannot be reached from n2 at 10.88.0.13" in problems["n3"], table
     assert "It has torch 2.12.1; n1 n2 n3 have 2.13.0" in problems["n4"], table
     assert "nics=['eth1'] names no interface" in problems["n4"], table
-    assert [
-        problem for problem in found["problems"] if problem["node"] == "n1" and problem["level"] == "problem"
-    ] == []
-
-
-def test_the_collectives_take_the_interface_that_is_named(seen: tuple[dict[str, Any], str]) -> None:
-    found, table = seen
+    # The collectives take the interface that is named.
     addresses = {"n1": "10.88.0.11", "n2": "10.88.0.12", "n3": "10.88.0.13", "n4": None}
     assert found["addresses"] == addresses, table
+    # The doctor says the same.
+    assert doctor.returncode == 1, doctor.stdout
+    assert "n3: Horovod is not installed" in doctor.stdout
+    assert "A trial across these 4 machines cannot run." in doctor.stdout

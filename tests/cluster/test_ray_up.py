@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import REPOSITORY, Lab, page_steps, wait_until
+from lab import Lab, page_steps, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("jobs_possible")]
 RAY_PROCESSES = "raylet|gcs_server|ray::|monitor.py|dashboard|start_worker"
@@ -17,21 +17,14 @@ FOUND = [(host, "data arrived") for host in ("n1", "n2", "n3")]
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with Lab(3, jobs=True) as lab:
-        for host in ("n1", "laptop"):
-            lab.give_job_packages(host)
-        lab.check_out("laptop")
-        file = (REPOSITORY / "cluster" / "on-premise.yaml").read_text()
-        for was, now in {
+        changes = {
             "192.168.0.10": lab.ip("n1"),
             "192.168.0.11": lab.ip("n2"),
             "192.168.0.12": lab.ip("n3"),
             "ssh_user: ubuntu": "ssh_user: root",
             "~/.ssh/id_ed25519": "~/.ssh/id_nc",
-        }.items():
-            assert was in file, was
-            file = file.replace(was, now)
-        lab.put("laptop", "~/checkout/cluster/on-premise.yaml", file)
-        lab.run("laptop", f"cp -r {REPOSITORY}/tests/cluster/jobs/project ~/project", timeout_s=60)
+        }
+        lab.prepare_laptop("on-premise.yaml", changes)
         yield lab
 
 

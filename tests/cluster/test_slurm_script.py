@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import stand_in
 
 SBATCH = Path(__file__).resolve().parents[2] / "cluster" / "slurm.sbatch"
 WAIT_S = 240.0
@@ -40,9 +41,7 @@ def commands(tmp_path: Path) -> Path:
     folder.mkdir()
     programs = {"srun": SRUN, "scontrol": SCONTROL, "python": PYTHON, "ray": "", "horovod-tune": ""}
     for name, text in programs.items():
-        path = folder / name
-        path.write_text(f"#!/usr/bin/env bash\n{text}")
-        path.chmod(0o755)
+        stand_in(folder, name, text)
     return folder
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from processes import last_results
 
 from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
 
@@ -26,10 +27,6 @@ def gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def results_of(analysis: Any) -> list[dict[str, Any]]:
-    return [trial.last_result for trial in analysis.trials]
 
 
 def reduce_on_gpu(config: dict[str, Any]) -> None:
@@ -57,7 +54,7 @@ def test_ranks_reduce_tensors_on_gpus_of_their_own(ranks: int, tune_run: TuneRun
     if gpus() < ranks:
         pytest.skip(f"{ranks} ranks with NCCL need as many GPUs; here is {gpus()}")
     trainable = DistributedTrainableCreator(reduce_on_gpu, num_slots=ranks, use_gpu=True)
-    (told,) = results_of(tune_run(trainable))
+    (told,) = last_results(tune_run(trainable))
     assert told["nccl"] and told["device_type"] == "cuda"
     assert told["total"] == sum(range(1, ranks + 1))
     assert told["devices"] == told["visible"] == ranks
@@ -79,7 +76,7 @@ def share_one_gpu(config: dict[str, Any]) -> None:
 
 def test_two_ranks_share_one_gpu_through_gloo(tune_run: TuneRun) -> None:
     trainable = DistributedTrainableCreator(share_one_gpu, num_slots=2)
-    (told,) = results_of(tune_run(trainable))
+    (told,) = last_results(tune_run(trainable))
     assert (told["device_type"], told["total"], told["size"]) == ("cuda", 5.0, 2)
 
 
@@ -108,7 +105,7 @@ def take_and_leave_memory(config: dict[str, Any]) -> None:
 def test_a_warm_trial_keeps_the_context_and_none_of_the_memory(tune_run: TuneRun) -> None:
     trainable = DistributedTrainableCreator(take_and_leave_memory, num_slots=1, use_gpu=True)
     analysis = tune_run(trainable, num_samples=3, reuse_actors=True, max_concurrent_trials=1)
-    cold, *warm = results_of(analysis)
+    cold, *warm = last_results(analysis)
     assert not cold["had_context"]
     for told in warm:
         assert told["rank_pid"] == cold["rank_pid"] and told["had_context"]
@@ -132,7 +129,7 @@ def leave_memory(config: dict[str, Any]) -> None:
 def test_a_worker_that_holds_gpu_memory_is_replaced(tune_run: TuneRun) -> None:
     trainable = DistributedTrainableCreator(leave_memory, num_slots=1, use_gpu=True)
     analysis = tune_run(trainable, num_samples=2, reuse_actors=True, max_concurrent_trials=1)
-    first, second = results_of(analysis)
+    first, second = last_results(analysis)
     assert first["rank_pid"] != second["rank_pid"]
     assert first["held"] == second["held"] == 1 << 31
 
@@ -169,7 +166,7 @@ def fail_once_after_a_checkpoint(config: dict[str, Any]) -> None:
 
 def test_tensors_on_the_gpu_come_back_from_a_checkpoint(tune_run: TuneRun) -> None:
     trainable = DistributedTrainableCreator(fail_once_after_a_checkpoint, num_slots=1, use_gpu=True)
-    (told,) = results_of(tune_run(trainable, max_failures=1))
+    (told,) = last_results(tune_run(trainable, max_failures=1))
     assert (told["step"], told["weight"], told["restored_type"]) == (4, 4.0, "cuda")
 
 

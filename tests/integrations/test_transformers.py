@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,8 +63,6 @@ def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False, **o
 
 
 def train(config: dict[str, Any]) -> None:
-    import os
-
     from horovod_tune import get_checkpoint
     from horovod_tune.integrations.transformers import distribute
     from horovod_tune.session import session
@@ -76,11 +76,8 @@ def train(config: dict[str, Any]) -> None:
     trainer.train(resume_from_checkpoint=start.path if start else None)
     live = session.current()
     assert live is not None
-    facts = {
-        "reports": live.reports,
-        "trainers_world": trainer.args.world_size,
-        "at": trainer.state.global_step,
-    }
+    at = trainer.state.global_step
+    facts = {"reports": live.reports, "trainers_world": trainer.args.world_size, "at": at}
     Path(f"rank_{live.rank_info.rank}.json").write_text(json.dumps(facts))
 
 
@@ -106,8 +103,6 @@ def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continue
             each.name for each in Path(event.checkpoint_path).iterdir()
         }
         if event.index == 1:
-            import shutil
-
             shutil.copytree(event.checkpoint_path, stored)
     assert [each.metrics["step"] for each in reports] == [1, 2]
     assert all(each.metrics["eval_loss"] > 0 for each in reports)
@@ -118,13 +113,8 @@ def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continue
         assert joined or all("accelerate" in each or "transformers" in each for each in problems), problems
         workers.group.close()
     here = ray.get_runtime_context().get_node_id()
-    workers.begin(
-        train,
-        start=CheckpointPlace(str(stored), node_id=here),
-        steps=3,
-        checkpoint=True,
-        count_processes=joined,
-    )
+    start = CheckpointPlace(str(stored), node_id=here)
+    workers.begin(train, start=start, steps=3, checkpoint=True, count_processes=joined)
     steps = [event.metrics["step"] for event in workers.events() if isinstance(event, Report)]
     assert steps == [2, 3]
 
@@ -179,27 +169,14 @@ def test_each_rank_reports_each_evaluation_whatever_the_trainer_saves(
     trainer.evaluate(trainer.eval_dataset["a"])
     trainer.evaluate(trainer.eval_dataset["a"], metric_key_prefix="test")
     both = ["eval_a_loss", "eval_b_loss"]
-    assert [(step, losses) for step, losses, _ in live.kept] == [
-        (1, both),
-        (2, both),
-        (3, both),
-        (3, ["eval_loss"]),
-    ]
     # The loss falls, so the first evaluation is the best.
-    assert [saved for *_, saved in live.kept] == ["checkpoint-1" if rank == 0 else None, None, None, None]
+    saved = "checkpoint-1" if rank == 0 else None
+    assert live.kept == [(1, both, saved), (2, both, None), (3, both, None), (3, ["eval_loss"], None)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "batch", "accumulated", "continues"),
-    [(2, 1, 1, True), (8, 2, 2, True), (2, 2, 1, False)],
-)
+@pytest.mark.parametrize(("rows", "batch", "accumulated"), [(2, 1, 1), (8, 2, 2), (2, 2, 1)])
 def test_a_checkpoint_continues_with_this_trials_rates_if_an_epoch_has_as_many_steps_as_before(
-    rows: int,
-    batch: int,
-    accumulated: int,
-    continues: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rows: int, batch: int, accumulated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(rows: int, **options: Any) -> Any:
         trainer = make_trainer(-1, True, use_cpu=True, num_train_epochs=2, **options)
@@ -209,23 +186,18 @@ def test_a_checkpoint_continues_with_this_trials_rates_if_an_epoch_has_as_many_s
     monkeypatch.chdir(tmp_path)
     start = str(tmp_path / "trainer" / "checkpoint-2")
     monkeypatch.setattr("horovod_tune.session.session.current", lambda: Live(0, size=1, start=start))
-    made(4, learning_rate=1e-3, weight_decay=0.1).train()
-    trainer = made(
-        rows,
-        learning_rate=1e-2,
-        weight_decay=0.3,
-        gradient_accumulation_steps=accumulated,
-        lr_scheduler_type="constant",
-        per_device_train_batch_size=batch,
-    )
-    if continues:
-        trainer.train(resume_from_checkpoint=start)
-        groups = [(group["lr"], group["weight_decay"]) for group in trainer.optimizer.param_groups]
-        assert groups == [(pytest.approx(1e-2), 0.3), (pytest.approx(1e-2), 0.0)]
-        assert trainer.state.global_step == 4
-    else:
+    made(4, learning_rate=1e-3, weight_decay=0.1).train()  # of two steps per epoch
+    steps = {"gradient_accumulation_steps": accumulated, "per_device_train_batch_size": batch}
+    rates = {"learning_rate": 1e-2, "weight_decay": 0.3, "lr_scheduler_type": "constant"}
+    trainer = made(rows, **steps, **rates)
+    if rows == batch * accumulated:
         with pytest.raises(SpecError, match=r"1 epochs in 2 steps, got one with 1 steps per epoch"):
             trainer.train(resume_from_checkpoint=start)
+        return
+    trainer.train(resume_from_checkpoint=start)
+    groups = [(group["lr"], group["weight_decay"]) for group in trainer.optimizer.param_groups]
+    assert groups == [(pytest.approx(1e-2), 0.3), (pytest.approx(1e-2), 0.0)]
+    assert trainer.state.global_step == 4
 
 
 @pytest.fixture
@@ -259,13 +231,6 @@ def test_ranks_evaluate_with_rank_0s_buffers(sent: list[list[str]]) -> None:
     assert {"mean", "mask"} < set(sent[0]) and sent[1:] == [["mean"]] * 2
 
 
-def test_a_model_that_horovod_cannot_send_is_named(sent: list[list[str]]) -> None:
-    trainer = make_trainer(1, False, use_cpu=True)
-    trainer.model.bfloat16()
-    with pytest.raises(TypeError, match=r"'transformer\.wte\.weight', which is bfloat16: load .*float32"):
-        transformers.distribute(trainer).train()
-
-
 def test_a_trainer_is_distributed_once_and_each_by_itself(sent: list[list[str]]) -> None:
     trainer = make_trainer(1, False, use_cpu=True)
     assert transformers.distribute(transformers.distribute(trainer)) is trainer
@@ -275,6 +240,9 @@ def test_a_trainer_is_distributed_once_and_each_by_itself(sent: list[list[str]])
     other.args = trainer.args
     with pytest.raises(NotSynchronised, match=r"trainer = distribute\(trainer\)"):
         other.train()
+    other.model.bfloat16()
+    with pytest.raises(TypeError, match=r"'transformer\.wte\.weight', which is bfloat16: load .*float32"):
+        transformers.distribute(other).train()
 
 
 def test_a_gradient_that_any_rank_has_is_on_all(

@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
+import json
 from pathlib import Path
 
-import cloudpickle
 import pytest
+from counting import train
 from processes import error_of, results_of
 
-from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
+from horovod_tune import DistributedTrainableCreator
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-
-def counting(config):
-    """Count up to config["until"], a checkpoint per step; every rank starts from the checkpoint's count."""
-    import tempfile
-
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    count, origin = 0, "fresh"
-    checkpoint = get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as directory:
-            count = int(Path(directory, "sub", "count").read_text())
-            origin = Path(directory, "name").read_text()
-    agreed = hvd.allgather(torch.tensor([count]), name="start").tolist()
-    while count < config["until"]:
-        count += 1
-        print("step", count)
-        with tempfile.TemporaryDirectory() as directory:
-            if hvd.rank() == 0:
-                os.makedirs(os.path.join(directory, "sub"))
-                Path(directory, "sub", "count").write_text(str(count))
-                Path(directory, "name").write_text(str(config.get("name", "x")))
-            value = config.get("gain", 1) * count
-            report(
-                {"count": count, "starts": agreed, "origin": origin, "value": value, "pid": os.getpid()},
-                checkpoint=directory,
-            )
-        if count == config.get("die_at"):
-            first_time = not os.path.exists(config["once"])
-            hvd.barrier()
-            if first_time and hvd.rank() == 1:
-                Path(config["once"]).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            hvd.barrier()
+def step_of(checkpoint):
+    return json.loads(Path(checkpoint, "sub", "state").read_text())["step"]
 
 
 @pytest.mark.contract
 def test_a_killed_rank_starts_again_from_the_last_checkpoint_on_every_rank(tune_run, tmp_path):
     analysis = tune_run(
-        DistributedTrainableCreator(counting, num_slots=2),
-        config={"until": 5, "die_at": 3, "once": str(tmp_path / "died")},
+        DistributedTrainableCreator(train, num_slots=2),
+        config={"steps": 5, "die_at": 3, "once": str(tmp_path / "died")},
         max_failures=1,
         metric="value",
         mode="max",
@@ -69,8 +32,8 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint_on_every_rank(tune_
     folders = [f"checkpoint_{number:06d}" for number in range(5)]
     assert [result["checkpoint_dir_name"] for result in results] == folders
     assert sorted(each.name for each in Path(trial.path).glob("checkpoint_*")) == folders
-    assert Path(analysis.best_checkpoint.path, "sub", "count").read_text() == "5"
-    assert [result["count"] for result in results] == [1, 2, 3, 4, 5]
+    assert step_of(analysis.best_checkpoint.path) == 5
+    assert [result["step"] for result in results] == [1, 2, 3, 4, 5]
     assert [result["training_iteration"] for result in results] == [1, 2, 3, 4, 5]
     assert results[-1]["starts"] == [3, 3]
     error = error_of(trial)
@@ -91,8 +54,12 @@ def test_population_based_training_hands_the_donors_checkpoint_to_every_rank(tun
         synch=True,
     )
     analysis = tune_run(
-        DistributedTrainableCreator(counting, num_slots=2),
-        config={"until": 8, "gain": tune.grid_search([1, 10]), "name": tune.sample_from(_gain_name)},
+        DistributedTrainableCreator(train, num_slots=2),
+        config={
+            "steps": 8,
+            "gain": tune.grid_search([1, 10]),
+            "name": tune.sample_from(lambda spec: f"gain-{spec.config.gain}"),
+        },
         metric="value",
         mode="max",
         scheduler=scheduler,
@@ -108,10 +75,6 @@ def test_population_based_training_hands_the_donors_checkpoint_to_every_rank(tun
     assert len({result["pid"] for trial in analysis.trials for result in results_of(trial)}) <= 2
 
 
-def _gain_name(spec):
-    return f"gain-{spec.config.gain}"
-
-
 @pytest.mark.slow
 def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
     """A storage that is not a local path, as a cloud URI: pyarrow's own in-process file system."""
@@ -123,13 +86,13 @@ def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
     # SubTreeFileSystem is not "local" to Tune and to us, so files go through pyarrow as for a bucket.
     storage = pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())
     tuner = tune.Tuner(
-        DistributedTrainableCreator(counting, num_slots=2),
-        param_space={"until": 2},
+        DistributedTrainableCreator(train, num_slots=2),
+        param_space={"steps": 2},
         run_config=tune.RunConfig(
             storage_filesystem=storage, storage_path="results", name="remote", verbose=0
         ),
     )
     (result,) = tuner.fit()
     folder = root / result.path
-    assert (folder / "checkpoint_000001" / "sub" / "count").read_text() == "2"
+    assert step_of(folder / "checkpoint_000001") == 2
     assert (folder / "rank_1.log").read_text() == "step 1\nstep 2\n"

@@ -12,9 +12,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
-from processes import eventually
+from processes import command_of, eventually, processes_of
 
 pytestmark = pytest.mark.processes
 
@@ -31,30 +30,10 @@ def ray_folder():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def processes_of(ray_folder):
-    """Return every process of the Ray that was started with this folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        try:
-            named = any(ray_folder in part for part in process.info["cmdline"] or [])
-            if named or any(each.path.startswith(ray_folder) for each in process.open_files()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return [process for process in found if process.pid != os.getpid()]
-
-
 def left_after(end, ray_folder):
     """Return the processes that are still there; Ray's own two agents outlive a driver that was killed."""
     rays_own = ("ray::DashboardAgent", "ray::RuntimeEnvAgent") if end == signal.SIGKILL else ()
-    return [process for process in processes_of(ray_folder) if _name(process) not in (*rays_own, None)]
-
-
-def _name(process):
-    try:
-        return " ".join(process.cmdline()).strip() or None
-    except psutil.Error:
-        return None
+    return [process for process in processes_of(ray_folder) if command_of(process) not in (*rays_own, "")]
 
 
 def start(ray_folder, storage, *more):
@@ -78,8 +57,7 @@ def marks(storage):
 @pytest.mark.parametrize(
     "end",
     [
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM)),
         pytest.param(signal.SIGKILL, marks=pytest.mark.contract),
     ],
     ids=lambda each: each.name,

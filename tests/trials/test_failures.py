@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 
+import cloudpickle
 import pytest
 from processes import error_of, eventually, results_of, training_processes
 from ray import tune
@@ -15,6 +17,8 @@ from horovod_tune import DistributedTrainableCreator, report
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
 
 @pytest.fixture(autouse=True)
 def no_process_stays(ray_session):
@@ -22,81 +26,76 @@ def no_process_stays(ray_session):
     eventually(lambda: not training_processes(), why=training_processes)
 
 
-def run_failing(tune_run, function, **settings):
-    factory = {key: settings.pop(key) for key in ("timeout_s", "stall_timeout_s") if key in settings}
-    trainable = DistributedTrainableCreator(function, num_slots=2, **factory)
-    return tune_run(trainable, raise_on_failed_trial=False, **settings)
+def train(config):
+    """Reduce once; rank 1 does not take part, in the trial's way."""
+    import horovod.torch as hvd
+    import torch
 
-
-@pytest.mark.contract
-def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_allreduce(tune_run):
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
-        hvd.init()
-        report(step=0)
-        if config["bad"] and hvd.rank() == 1:
-            raise ValueError("the data of rank 1 is broken")
-        hvd.allreduce(torch.ones(4), name="together")
-        report(step=1)
-
-    analysis = run_failing(
-        tune_run, train, config={"bad": tune.grid_search([True, False])}, max_concurrent_trials=1
-    )
-    bad, good = sorted(analysis.trials, key=lambda trial: not trial.config["bad"])
-    text = error_of(bad)
-    assert f"rank 1 of 2 on {os.uname().nodename} failed" in text
-    first = text.splitlines()[1]  # after Tune's "Failure # 1"
-    assert first.startswith("horovod_tune.errors.TrainingFailed: rank 1 of 2"), "the cause comes first"
-    assert "ValueError: the data of rank 1 is broken" in text
-    assert 'raise ValueError("the data of rank 1 is broken")' in text, "the rank's own line is missing"
-    assert [result["step"] for result in results_of(good)] == [0, 1]
-
-
-@pytest.mark.contract
-def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector(tune_run):
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
-        hvd.init()
-        report(step=0)
-        if hvd.rank() == 0:
-            hvd.allreduce(torch.ones(1), name="gradient_of_layer_7")
-        else:
-            while True:
-                time.sleep(0.1)
-
-    analysis = run_failing(tune_run, train, stall_timeout_s=4)
-    text = error_of(analysis.trials[0])
-    assert re.search(
-        r"rank 1 of 2 on \S+ hung:\n\(rank 0 on \S+ waited in a collective that not all", text
-    ), text
-    assert "    time.sleep(0.1)\n" in text, text
-    assert text.rstrip().endswith(
-        "it did not enter allreduce.gradient_of_layer_7, in which the others waited"
-    ), text
-
-
-@pytest.mark.slow
-def test_a_rank_that_returns_while_the_others_wait_for_it_in_a_collective_is_named(tune_run):
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
+    if config["way"] == "returns":
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "2"  # Horovod's own is 60
-        hvd.init()
-        report(step=0)
-        if hvd.rank() == 0:
-            hvd.allreduce(torch.ones(1), name="gradient_of_layer_7")
+    hvd.init()
+    report(step=0)
+    if hvd.rank() == 1:
+        match config["way"]:
+            case "raises":
+                raise ValueError("the data of rank 1 is broken")
+            case "returns":
+                return
+            case "stops":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "hangs":
+                while True:
+                    time.sleep(0.1)
+    hvd.allreduce(torch.ones(4), name="gradient_of_layer_7")
+    report(step=1)
 
+
+@pytest.mark.parametrize(
+    ("way", "options", "parts"),
+    [
+        pytest.param(
+            "raises",
+            {},
+            [
+                # After Tune's "Failure # 1" the cause comes first; the rank's own line is there.
+                rf"^.*\nhorovod_tune.errors.TrainingFailed: rank 1 of 2 on {os.uname().nodename} failed",
+                r'raise ValueError\("the data of rank 1 is broken"\)',
+                "ValueError: the data of rank 1 is broken",
+            ],
+            marks=pytest.mark.contract,
+        ),
+        # The stall inspector names it and the collective.
+        pytest.param(
+            "hangs",
+            {"stall_timeout_s": 4},
+            [
+                r"rank 1 of 2 on \S+ hung:\n\(rank 0 on \S+ waited in a collective that not all",
+                r"    time\.sleep\(0\.1\)\n",
+                r"it did not enter allreduce\.gradient_of_layer_7, in which the others waited\s*\Z",
+            ],
+            marks=pytest.mark.contract,
+        ),
+        pytest.param(
+            "returns",
+            {},
+            [r"rank 1 of 2 on (.|\n)*returned from the training function", "gradient_of_layer_7"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "stops", {"timeout_s": 15}, ["rank 1 of 2 on .* stopped responding"], marks=pytest.mark.contract
+        ),
+    ],
+)
+def test_a_rank_that_does_not_enter_a_collective_ends_the_trial_and_is_named(tune_run, way, options, parts):
     began = time.monotonic()
-    analysis = run_failing(tune_run, train)
-    assert time.monotonic() - began < 60, "and not after stall_timeout_s=1800 s"
-    text = error_of(analysis.trials[0])
-    assert "rank 1 of 2 on" in text and "returned from the training function" in text, text
-    assert "gradient_of_layer_7" in text
+    trainable = DistributedTrainableCreator(train, num_slots=2, **options)
+    config = {"way": tune.grid_search([way, "none"] if way == "raises" else [way])}
+    analysis = tune_run(trainable, config=config, max_concurrent_trials=1, raise_on_failed_trial=False)
+    assert way != "returns" or time.monotonic() - began < 60, "and not after stall_timeout_s=1800 s"
+    bad, *good = analysis.trials
+    for part in parts:
+        assert re.search(part, error_of(bad)), error_of(bad)
+    assert all([result["step"] for result in results_of(trial)] == [0, 1] for trial in good)
 
 
 @pytest.mark.slow
@@ -105,25 +104,8 @@ def test_an_hour_between_reports_is_no_hang(tune_run):
         time.sleep(26)  # longer than timeout_s: ranks reply to polls while they train
         report(step=1)
 
-    analysis = run_failing(tune_run, train, timeout_s=12)
+    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2, timeout_s=12))
     assert [result["step"] for result in results_of(analysis.trials[0])] == [1]
-
-
-@pytest.mark.contract
-def test_a_rank_that_stops_answering_is_named(tune_run):
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
-        hvd.init()
-        report(pid=os.getpid())
-        if hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        hvd.allreduce(torch.ones(1), name="never")
-
-    analysis = run_failing(tune_run, train, timeout_s=15)
-    text = error_of(analysis.trials[0])
-    assert "rank 1 of 2 on" in text and "stopped responding" in text, text
 
 
 class KillOnce(tune.Callback):
@@ -156,9 +138,9 @@ def test_a_killed_coordinator_takes_its_ranks_with_it_and_is_one_failure_of_one_
             report(step=step)
 
     callback = KillOnce(moment)
-    analysis = run_failing(
-        tune_run, train, num_samples=2, max_concurrent_trials=1, max_failures=1, callbacks=[callback]
-    )
+    one_at_a_time = {"num_samples": 2, "max_concurrent_trials": 1, "max_failures": 1}
+    trainable = DistributedTrainableCreator(train, num_slots=2)
+    analysis = tune_run(trainable, raise_on_failed_trial=False, callbacks=[callback], **one_at_a_time)
     assert callback.is_killed
     assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED"]
     assert [trial.last_result["step"] for trial in analysis.trials] == [2, 2]

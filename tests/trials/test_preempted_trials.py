@@ -1,4 +1,7 @@
-"""A draining node: an elastic trial leaves it at a commit, or moves, and no retry is used up."""
+"""A draining node: an elastic trial leaves it at a commit, or moves, and no retry is used up.
+
+Ray runs on simulated nodes here.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import sessions
+from processes import records_of
 from sessions import drain_node, simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
@@ -25,19 +29,11 @@ for module in (sys.modules[__name__], sessions):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def ray_session() -> Iterator[Any]:
     """A head without CPUs, and three nodes of 1."""
     host = {"num_cpus": 1}
     with simulated_nodes(host, host, host) as nodes:
         yield nodes
-
-
-def drain_this_node() -> None:
-    """Have Ray drain this one of the simulated nodes."""
-    import ray
-
-    context = ray.get_runtime_context()
-    drain_node(context.gcs_address, context.get_node_id())
 
 
 def train(config: dict[str, Any]) -> None:
@@ -56,7 +52,7 @@ def train(config: dict[str, Any]) -> None:
         nodes = hvd.allgather_object(node)
         if epoch == 3 and hvd.rank() == hvd.size() - 1 and not marker.exists():  # it may be done again
             marker.write_text(node)
-            drain_this_node()
+            drain_node(ray.get_runtime_context().gcs_address, node)
         mine = marker.read_text() if marker.exists() else None
         # Named: Horovod names it by the object's type, and None is another one.
         drained = hvd.broadcast_object(mine, hvd.size() - 1, name="drained")
@@ -70,38 +66,24 @@ def train(config: dict[str, Any]) -> None:
             time.sleep(0.05)  # Ray is asked now and then, and others start
 
 
-def run(folder: Path, ranks: int) -> tuple[Any, list[dict[str, Any]]]:
-    from ray import tune
-
-    analysis = tune.run(
-        DistributedTrainableCreator(train, num_workers=ranks, min_workers=1),
-        config={"ranks": ranks, "folder": str(folder)},
-        storage_path=str(folder),
-        verbose=0,
-        raise_on_failed_trial=False,
-    )
-    (trial,) = analysis.trials
-    error = Path(trial.error_file).read_text() if trial.error_file else ""
-    assert trial.status == "TERMINATED" and trial.num_failures == 0, error
-    records = next(iter(analysis.trial_dataframes.values())).to_dict("records")
-    assert sorted({each["epoch"] for each in records}) == list(range(1, records[-1]["epoch"] + 1))
+@pytest.mark.parametrize("ranks", [2, 1], ids=["others continue", "its only node drains"])
+def test_ranks_leave_a_draining_node_with_their_last_commit(
+    tune_run: Any, tmp_path: Path, ranks: int
+) -> None:
+    trainable = DistributedTrainableCreator(train, num_workers=ranks, min_workers=1)
+    config = {"ranks": ranks, "folder": str(tmp_path)}
+    records = records_of(tune_run(trainable, config=config, raise_on_failed_trial=False))
+    epochs = [each["epoch"] for each in records]
+    assert sorted(set(epochs)) == list(range(1, epochs[-1] + 1))
     assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
     assert records[-1]["is_away"] and records[-1]["size"] == ranks
-    return trial, records
-
-
-def test_ranks_leave_a_draining_node_and_the_others_continue(cluster: Any, tmp_path: Path) -> None:
-    _, records = run(tmp_path, ranks=2)
-    assert "rank 1 on" in str([each["world_change"] for each in records])
-    assert "draining" in str([each["world_change"] for each in records])
-    assert len({each["pid"] for each in records}) == 1, "rank 0 keeps its process"
-
-
-def test_a_trial_whose_only_node_drains_moves_with_its_last_commit(cluster: Any, tmp_path: Path) -> None:
-    _, records = run(tmp_path, ranks=1)
-    assert len({each["pid"] for each in records}) == 2
-    epochs = [each["epoch"] for each in records]
-    assert len(epochs) - len(set(epochs)) <= 1, "at most the epoch that was reported last is done again"
+    if ranks == 2:
+        changes = str([each["world_change"] for each in records])
+        assert "rank 1 on" in changes and "draining" in changes
+        assert len({each["pid"] for each in records}) == 1, "rank 0 keeps its process"
+    else:
+        assert len({each["pid"] for each in records}) == 2
+        assert len(epochs) - len(set(epochs)) <= 1, "at most the epoch that was reported last is done again"
 
 
 def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
@@ -127,17 +109,8 @@ def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
 
 
 def test_commits_become_checkpoints_when_the_end_of_all_nodes_is_announced(
-    cluster: Any, tmp_path: Path
+    tune_run: Any, tmp_path: Path
 ) -> None:
     """Last in this module: the announcement also applies to later trials."""
-    from ray import tune
-
-    analysis = tune.run(
-        DistributedTrainableCreator(train_on_nodes_that_all_go, num_workers=1, min_workers=1),
-        config={"storage": str(tmp_path)},
-        storage_path=str(tmp_path),
-        verbose=0,
-    )
-    (trial,) = analysis.trials
-    assert trial.status == "TERMINATED" and trial.num_failures == 0
-    assert trial.last_result["is_saved"]
+    trainable = DistributedTrainableCreator(train_on_nodes_that_all_go, num_workers=1, min_workers=1)
+    assert records_of(tune_run(trainable, config={"storage": str(tmp_path)}))[-1]["is_saved"]

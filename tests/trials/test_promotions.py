@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import cloudpickle
 import pytest
+from counting import train
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter
 
-from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
+from horovod_tune import DistributedTrainableCreator
 from horovod_tune.analysis import analyze
 from horovod_tune.search import BayesOptSearch, PromotingASHA
 
@@ -26,20 +26,6 @@ POINTS = [{"x": x} for x in (0.05, 0.95, 0.5, 0.6, 0.1, 0.7, 0.8, 0.3)]
 
 def given_points():
     return ConcurrencyLimiter(BayesOptSearch(points_to_evaluate=POINTS, random_state=1), max_concurrent=2)
-
-
-def train(config):
-    import tempfile
-
-    import horovod.torch as hvd
-
-    hvd.init()
-    start = get_checkpoint()
-    done = int(Path(start.path, "step").read_text()) if start is not None else 0
-    for step in range(done + 1, STEPS + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "step").write_text(str(step))
-            report(loss=config["x"] + 1 / step, step=step, checkpoint=folder)
 
 
 class Watched(PromotingASHA):
@@ -64,7 +50,7 @@ def test_trials_wait_and_the_best_continue(tune_run):
     scheduler, search = Watched(time_attr="step", max_t=STEPS, grace_period=1), given_points()
     analysis = tune_run(
         DistributedTrainableCreator(train, num_slots=2),
-        config={"x": tune.uniform(0, 1)},
+        config={"x": tune.uniform(0, 1), "steps": STEPS},
         metric="loss",
         mode="min",
         num_samples=SAMPLES,

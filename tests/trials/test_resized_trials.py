@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
+from counting import train
+from processes import records_of
 from ray import tune
 from ray.tune import PlacementGroupFactory, TuneError
 from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, ResourceChangingScheduler
@@ -26,31 +26,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 Run = Callable[..., Any]
 
 
-def train(config: dict[str, Any]) -> None:
-    """Sum the steps' numbers, with a checkpoint per step."""
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    start = get_checkpoint()
-    state = {"step": 0, "sum": 0.0}
-    if start is not None:
-        state = torch.load(Path(start.path, "state.pt"))
-    while state["step"] < config["steps"]:
-        step = state["step"] + 1
-        mean = hvd.allreduce(torch.tensor([float(step)], dtype=torch.float64)).item()
-        state = {"step": step, "sum": state["sum"] + mean}
-        with tempfile.TemporaryDirectory() as folder:
-            if hvd.rank() == 0:
-                torch.save(state, Path(folder, "state.pt"))
-            report(**state, loss=config.get("x", 1) / step, ranks=hvd.size(), checkpoint=folder)
-
-
-def records_of(analysis: Any) -> list[dict[str, Any]]:
-    """The reports of the one trial, which has each step once, with an undisturbed run's sum."""
-    (trial,) = analysis.trials
-    assert trial.status == "TERMINATED" and trial.num_failures == 0
-    records: list[dict[str, Any]] = next(iter(analysis.trial_dataframes.values())).to_dict("records")
+def undisturbed(analysis: Any) -> list[dict[str, Any]]:
+    """The reports of the one trial, which has each step with an undisturbed run's sum."""
+    records = records_of(analysis)
     assert all(each["sum"] == sum(range(each["step"] + 1)) for each in records)
     return records
 
@@ -67,7 +45,7 @@ def test_a_trial_has_the_ranks_of_its_new_resources(tune_run: Run) -> None:
         config={"steps": 6},
         scheduler=ResourceChangingScheduler(FIFOScheduler(), resources),
     )
-    records = records_of(analysis)
+    records = undisturbed(analysis)
     assert [each["step"] for each in records] == [1, 2, 3, 4, 5, 6]
     assert [each["ranks"] for each in records] == [2, 2, 4, 4, 1, 1]
     assert [each["world_size"] for each in records] == [2, 2, 4, 4, 1, 1]
@@ -182,7 +160,7 @@ def test_an_elastic_trial_is_resized_while_it_runs(
         scheduler=ResourceChangingScheduler(FIFOScheduler(), resources),
         stop=lambda trial_id, result: resources.is_done,
     )
-    records = records_of(analysis)
+    records = undisturbed(analysis)
     changes = [(each["step"], each["ranks"], each["world_change"]) for each in records]
     assert [step for step, _, _ in changes] == list(range(1, len(records) + 1)), changes
     sizes = [each["ranks"] for each in records]
@@ -216,4 +194,4 @@ def test_ranks_that_only_commit_start_again_from_their_last_commit(
     )
     # The scheduler resizes at a report, which comes before the commit: the last step is done again.
     steps = [(1, 2), (2, 2), (3, 2), (3, ranks), (4, ranks), (5, ranks), (6, ranks)]
-    assert [(each["step"], each["ranks"]) for each in records_of(analysis)] == steps
+    assert [(each["step"], each["ranks"]) for each in undisturbed(analysis)] == steps

@@ -11,6 +11,7 @@ from processes import eventually, results_of
 from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator, report
+from horovod_tune.coordinator.policy import HEARTBEAT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -18,17 +19,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A head without CPUs, and two nodes of 2."""
+def ray_session():
+    """Two nodes of 2, and a head without CPUs: the cluster that `tune_run` and the other fixtures use."""
     host = {"num_cpus": 2, "num_gpus": 2}
     with simulated_nodes(host, host) as nodes:
         yield nodes
-
-
-def run(trainable, tmp_path, **settings):
-    from ray import tune
-
-    return tune.run(trainable, storage_path=str(tmp_path), name="hosts", verbose=0, **settings)
 
 
 def where(config):
@@ -62,9 +57,9 @@ def where_with_torch(config):
     [pytest.param("horovod", where, marks=pytest.mark.contract), ("torch", where_with_torch)],
     ids=["horovod", "torch"],
 )
-def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_path, backend, function):
+def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(tune_run, backend, function):
     trainable = DistributedTrainableCreator(function, backend=backend, num_hosts=2, num_slots=2)
-    (result,) = results_of(run(trainable, tmp_path).trials[0])
+    (result,) = results_of(tune_run(trainable).trials[0])
     assert result["world_size"] == 4
     assert result["hosts"] == f"{socket.gethostname()}:4", "both nodes are simulated on this host"
     assert sorted(result["everyone"]) == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
@@ -72,14 +67,13 @@ def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_p
     assert len(first) == len(second) == 1 and first != second
 
 
-def test_a_total_larger_than_one_node_spills_to_the_next(cluster, tmp_path):
-    analysis = run(DistributedTrainableCreator(where, num_workers=3), tmp_path)
-    (result,) = results_of(analysis.trials[0])
+def test_a_total_larger_than_one_node_spills_to_the_next(tune_run):
+    (result,) = results_of(tune_run(DistributedTrainableCreator(where, num_workers=3)).trials[0])
     assert sorted(each[2] for each in result["everyone"]) == [1, 2, 2]
     assert sorted(each[0] for each in result["everyone"]) == [0, 1, 2]
 
 
-def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
+def test_every_rank_finds_its_own_gpu_at_its_local_rank(tune_run):
     """Ray hands out device numbers whether there are such devices or not; nothing here touches one."""
 
     def train(config):
@@ -95,7 +89,7 @@ def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
         report(seen=hvd.allgather_object(mine), interfaces=hvd.allgather_object(interfaces))
 
     trainable = DistributedTrainableCreator(train, num_hosts=2, num_slots=2, use_gpu=True)
-    (result,) = results_of(run(trainable, tmp_path, num_samples=2).trials[1])
+    (result,) = results_of(tune_run(trainable, num_samples=2).trials[1])
     for count, at_local_rank, reserved in result["seen"]:
         assert count == 2
         assert [at_local_rank] == reserved
@@ -103,16 +97,16 @@ def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
         assert of_nccl == f"={of_gloo}", "the automatic choice holds for NCCL as well"
 
 
-@pytest.fixture
-def worker_node(cluster):
-    """The id of a node that is not the driver's."""
-    return next(node["NodeID"] for node in cluster_nodes() if node["Resources"].get("CPU"))
-
-
-def cluster_nodes():
+def node_with(resource):
+    """Return the id of a node that has ``resource``: CPUs are on those that are not the driver's."""
     import ray
 
-    return [node for node in ray.nodes() if node["Alive"]]
+    return next(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource))
+
+
+@pytest.fixture
+def worker_node(ray_session):
+    return node_with("CPU")
 
 
 def test_a_directory_crosses_nodes_whole(worker_node, tmp_path):
@@ -156,16 +150,16 @@ def test_copying_continues_when_the_process_that_owned_the_actor_has_ended(worke
     assert node_transfer.begin(worker_node) is not first
 
 
-def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
+def test_a_node_that_is_lost_is_an_error_in_time(ray_session, tmp_path):
     import ray
 
     from horovod_tune.files import directories
     from horovod_tune.transfer import node_transfer
 
-    extra = cluster.add_node(num_cpus=0, resources={"extra": 1})
-    (node,) = [each["NodeID"] for each in cluster_nodes() if each["Resources"].get("extra")]
+    extra = ray_session.add_node(num_cpus=0, resources={"extra": 1})
+    node = node_with("extra")
     assert node_transfer.call_on(node, directories.fingerprint, str(tmp_path), timeout_s=120)
-    cluster.remove_node(extra, allow_graceful=False)
+    ray_session.remove_node(extra, allow_graceful=False)
 
     def is_an_error():
         try:
@@ -185,10 +179,8 @@ def report_often(config):
         report(step=step)
 
 
-def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(cluster, tmp_path):
-    from horovod_tune.coordinator.policy import HEARTBEAT_S
-
+def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(tune_run):
     trainable = DistributedTrainableCreator(report_often, num_hosts=2, num_slots=2)
-    results = results_of(run(trainable, tmp_path, config={"reports": 100}).trials[0])
+    results = results_of(tune_run(trainable, config={"reports": 100}).trials[0])
     assert [result["step"] for result in results] == list(range(100))
     assert results[-1]["time_total_s"] - results[0]["time_total_s"] < 10 * HEARTBEAT_S

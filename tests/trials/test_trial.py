@@ -100,11 +100,10 @@ CASES["a callable object"] = Trainer()
 CASES["returns"] = lambda config: {"step": 4}
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("a partial", [0, 1, 2]), ("a callable object", [7]), ("returns", [4])]
-)
-def test_yielded_and_returned_metrics_count_as_reports(trials: Any, name: str, expected: list[int]) -> None:
-    assert [result["step"] for result in reported(trials[name])] == expected
+def test_yielded_and_returned_metrics_count_as_reports(trials: Any) -> None:
+    names = ("a partial", "a callable object", "returns")
+    found = [[result["step"] for result in reported(trials[name])] for name in names]
+    assert found == [[0, 1, 2], [7], [4]]
 
 
 @case
@@ -143,19 +142,11 @@ def raises_a_huge_error(config: dict[str, Any]) -> None:
     raise ValueError("the start " + "x" * (20 << 20) + " the end")
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("exits", ["SystemExit: 0", "To end a trial early, return from the function."]),
-        ("raises_a_huge_error", ["the start", "the end"]),
-    ],
-)
-def test_a_mistake_of_a_function_is_explained_in_its_trials_error(
-    trials: Any, name: str, parts: list[str]
-) -> None:
-    text = error_of(trials[name])
-    assert all(part in text for part in parts), text[:3000]
-    assert len(text) < 1_000_000
+def test_a_mistake_of_a_function_is_explained_in_its_trials_error(trials: Any) -> None:
+    text = error_of(trials["exits"])
+    assert "SystemExit: 0" in text and "To end a trial early, return from the function." in text
+    text = error_of(trials["raises_a_huge_error"])
+    assert "the start" in text and "the end" in text and len(text) < 1_000_000
 
 
 @case
@@ -222,13 +213,11 @@ def test_resources_are_what_the_ranks_hold_and_nothing_for_the_coordinator(tune_
     assert trial.last_result["free"] == 1.0
 
 
-def test_a_trial_that_can_never_fit_is_an_error_and_not_a_wait(tune_run: Any) -> None:
+def test_a_trial_that_can_never_fit_and_a_function_without_the_factory_are_errors(tune_run: Any) -> None:
     trainable = DistributedTrainableCreator(lambda config: None, num_slots=5)
     with pytest.raises(ResourcesUnavailable, match=r"5 CPU, which this cluster can never provide.*4 CPU"):
         tune_run(trainable)
 
-
-def test_a_function_given_to_tune_without_the_factory_gets_an_error(tune_run: Any) -> None:
     def train(config: dict[str, Any]) -> None:
         report(loss=1.0)
 

@@ -18,10 +18,10 @@ import plain_processes
 import pytest
 import ray
 from plain_processes import PlainLauncher
+from processes import last_results, see_them_gone, tpu_processes
 from ray import tune
 from ray.cluster_utils import Cluster
 from sessions import simulated_nodes
-from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
 from horovod_tune.coordinator.policy import Limits
@@ -42,7 +42,7 @@ SLICE = {"ray.io/tpu-pod-type": "v4-16"}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def ray_session() -> Iterator[Cluster]:
     """A head without CPUs, and two TPU slices of two hosts each, as far as Ray can tell."""
     hosts = []
     for name in ("slice-a", "slice-b"):
@@ -61,26 +61,25 @@ def by_cpus(spec: Any) -> Placement:
 
 
 @pytest.fixture
-def tune_run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def run(tune_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run trials of a function as DistributedTrainableCreator makes them, in all but runtime and slots."""
     monkeypatch.setattr(horovod_tune.trainable, "placement_of", by_cpus)
     # As for one machine: no preflight, which would miss torch_xla on these hosts.
     monkeypatch.setattr("horovod_tune.creator.placement_of", lambda spec: Placement(({"CPU": 1.0},), "PACK"))
 
-    def run(trainable: Any, **arguments: Any) -> Any:
-        settings = {
-            "storage_path": str(tmp_path),
-            "verbose": 0,
-            "name": "experiment",
-            "reuse_actors": True,
-            **arguments,
+    def run_trials(func: Callable[..., Any], num_hosts: int = 2, num_slots: int = 2, **arguments: Any) -> Any:
+        body = {
+            "_spec": make_spec(use_tpu=True, num_hosts=num_hosts, num_slots=num_slots),
+            "_shipped": ShippedFunction(func, uuid.uuid4().hex),
+            "_parameters": parameters_of(func),
         }
-        return tune.run(trainable, **settings)
+        return tune_run(type("trial", (OnPlainProcesses,), body), reuse_actors=True, **arguments)
 
-    return run
+    return run_trials
 
 
 class OnPlainProcesses(DistributedTrainable):
-    """A TPU trial in all but its runtime and its slots."""
+    """A TPU trial on plain processes."""
 
 
 def set_up_on_plain_processes(self: Any, config: dict[str, Any]) -> None:
@@ -94,20 +93,6 @@ def set_up_on_plain_processes(self: Any, config: dict[str, Any]) -> None:
 
 # Not in the class's body, where it would be taken for tune.with_parameters.
 OnPlainProcesses.setup = set_up_on_plain_processes  # type: ignore[method-assign]
-
-
-def trainable(func: Callable[..., Any], *, num_hosts: int = 2, num_slots: int = 2, **options: Any) -> type:
-    """As DistributedTrainableCreator makes it."""
-    body = {
-        "_spec": make_spec(use_tpu=True, num_hosts=num_hosts, num_slots=num_slots, **options),
-        "_shipped": ShippedFunction(func, uuid.uuid4().hex),
-        "_parameters": parameters_of(func),
-    }
-    return type("trial", (OnPlainProcesses,), body)
-
-
-def results(analysis: Any) -> list[dict[str, Any]]:
-    return [trial.last_result for trial in analysis.trials]
 
 
 def train(config: dict[str, Any]) -> None:
@@ -145,29 +130,29 @@ def train(config: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def test_ranks_of_two_hosts_are_one_world_and_rank_0_reports(tune_run: Callable[..., Any]) -> None:
-    analysis = tune_run(
-        trainable(train),
+def test_ranks_of_two_hosts_are_one_world_and_rank_0_reports(run: Callable[..., Any]) -> None:
+    analysis = run(
+        train,
         config={"lr": tune.grid_search([0.5, 1.0]), "steps": 2},
         metric="value",
         mode="max",
         max_concurrent_trials=1,
     )
     assert analysis.best_config["lr"] == 1.0
-    for result in results(analysis):
+    for result in last_results(analysis):
         assert (result["rank"], result["training_iteration"]) == (0, 2)
         assert result["value"] == 2 * result["config"]["lr"] * (0 + 1 + 2 + 3)
         assert result["local_ranks"] == ["0", "1", "0", "1"]
-    assert len({tuple(result["pids"]) for result in results(analysis)}) == 1, (
+    assert len({tuple(result["pids"]) for result in last_results(analysis)}) == 1, (
         "the second trial found them warm"
     )
 
 
 def test_a_segmentation_fault_on_one_host_is_named_and_every_rank_continues_from_the_checkpoint(
-    tune_run: Callable[..., Any], tmp_path: Path
+    run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    analysis = tune_run(
-        trainable(train),
+    analysis = run(
+        train,
         config={"lr": 1.0, "steps": 4, "dies": 3, "marker": str(tmp_path / "died")},
         max_failures=1,
     )
@@ -181,7 +166,7 @@ def test_a_segmentation_fault_on_one_host_is_named_and_every_rank_continues_from
     assert "Fatal Python error: Segmentation fault" in text, "with the stack of the process"
 
 
-def test_a_message_that_is_not_ours_fails_the_trial(tune_run: Callable[..., Any]) -> None:
+def test_a_message_that_is_not_ours_fails_the_trial(run: Callable[..., Any]) -> None:
     def smuggle(config: dict[str, Any]) -> None:
         for frame in sys._current_frames().values():  # the listening thread has the channel
             while frame is not None:
@@ -191,12 +176,10 @@ def test_a_message_that_is_not_ours_fails_the_trial(tune_run: Callable[..., Any]
                 frame = frame.f_back
         horovod_tune.report(loss=1)
 
-    analysis = tune_run(trainable(smuggle, num_hosts=1, num_slots=1), raise_on_failed_trial=False)
+    analysis = run(smuggle, 1, 1, raise_on_failed_trial=False)
     (trial,) = analysis.trials
-    assert (
-        "{'kind': 'run', 'code': 'print()'} is not a message of a known kind"
-        in Path(trial.error_file).read_text()
-    )
+    said = "{'kind': 'run', 'code': 'print()'} is not a message of a known kind"
+    assert said in Path(trial.error_file).read_text()
 
 
 def memory_at(address: int) -> tuple[str, int, int]:
@@ -216,7 +199,7 @@ def memory_at(address: int) -> tuple[str, int, int]:
 
 
 def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
-    tune_run: Callable[..., Any],
+    run: Callable[..., Any],
 ) -> None:
     import numpy
     import torch
@@ -241,10 +224,8 @@ def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
     x = torch.ones(1 << 20)
     # 4 MB and more, so that a copy in a rank would not lie in the file.
     data = {"x": x, "labels": numpy.arange(3), "model": torch.nn.Linear(1024, 1024)}
-    analysis = tune_run(
-        trainable(with_parameters(look, data=data), num_hosts=1), num_samples=2, max_concurrent_trials=1
-    )
-    for result in results(analysis):
+    analysis = run(with_parameters(look, data=data), num_hosts=1, num_samples=2, max_concurrent_trials=1)
+    for result in last_results(analysis):
         assert (result["total"], result["labels"]) == (float(1 << 20), [0, 1, 2])
         assert result["own"] == [2.0, 3.0]
         (first, second) = result["seen"]
@@ -255,10 +236,9 @@ def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
 
 
 def test_two_trials_on_slices_have_a_whole_slice_each(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ray_session: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two placement groups as Tune makes them at once: each trial's hosts are of one slice."""
-    from horovod_tune.coordinator.worker_group import WorkerGroup
     from horovod_tune.xla import xla_launcher
 
     spec = make_spec(use_tpu=True, tpu_type="v4-16", num_cpus_per_slot=0.5)
@@ -286,4 +266,4 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
             launcher.close()
         for each in asked:
             ray.util.remove_placement_group(each)
-    see_them_gone(rank_processes())
+    see_them_gone(tpu_processes())

@@ -21,9 +21,8 @@ import cloudpickle
 import psutil
 import pytest
 import ray
-from processes import eventually
+from processes import eventually, see_them_gone, tpu_processes
 from worker_kinds import Workers
-from xla_processes import rank_processes, see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import RankInfo, WorkerInfo
@@ -182,8 +181,8 @@ def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_tim
     made.launcher._plans = lambda _: [three]
 
     def suspend() -> None:
-        eventually(lambda: len(rank_processes()) == 3, within_s=60)  # with their parent
-        above = {each.pid: each.ppid() for each in rank_processes()}
+        eventually(lambda: len(tpu_processes()) == 3, within_s=60)  # with their parent
+        above = {each.pid: each.ppid() for each in tpu_processes()}
         (parent,) = (pid for pid in above if above[pid] not in above)
         pid = above[parent] if which == "actor" else next(iter(above.keys() - {parent}))
         os.kill(pid, signal.SIGSTOP)
@@ -198,7 +197,7 @@ def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_tim
         assert time.monotonic() - suspended[0][1] < 4 * 8
     finally:
         suspending.join()
-        processes = rank_processes()
+        processes = tpu_processes()
         made.close()
     assert re.match(said.replace("PID", str(suspended[0][0])), str(caught.value))
     see_them_gone(processes)

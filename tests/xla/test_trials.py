@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from processes import last_results, see_them_gone, tpu_processes
 from ray import tune
-from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
 from horovod_tune import DistributedTrainableCreator
@@ -63,10 +63,6 @@ def train(config: dict[str, Any]) -> None:
                 os.kill(os.getpid(), config["signal"])
 
 
-def results(analysis: Any) -> list[dict[str, Any]]:
-    return [trial.last_result for trial in analysis.trials]
-
-
 def test_asha_searches_in_one_xla_process_and_stops_trials_at_their_report(
     tune_run: Callable[..., Any],
 ) -> None:
@@ -81,9 +77,9 @@ def test_asha_searches_in_one_xla_process_and_stops_trials_at_their_report(
         max_concurrent_trials=1,
     )
     assert analysis.best_config["lr"] == 0.4
-    assert [result["step"] for result in results(analysis)] == [6, 2, 2]
-    assert [result["training_iteration"] for result in results(analysis)] == [6, 2, 2]
-    assert len({result["process"] for result in results(analysis)}) == 1
+    assert [result["step"] for result in last_results(analysis)] == [6, 2, 2]
+    assert [result["training_iteration"] for result in last_results(analysis)] == [6, 2, 2]
+    assert len({result["process"] for result in last_results(analysis)}) == 1
 
 
 def test_a_trial_whose_process_died_continues_from_its_checkpoint(
@@ -311,7 +307,7 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
         reuse_actors=True,
     )
     processes = set()
-    for number, result in enumerate(results(analysis)):
+    for number, result in enumerate(last_results(analysis)):
         assert (result["ordinal"], result["world"], result["training_iteration"]) == (0, 2, 2)
         assert result["value"] == 2.0
         seen = [(tmp_path / f"{number}_{ordinal}").read_text().split() for ordinal in (0, 1)]
@@ -321,4 +317,4 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
 
 
 def test_when_an_experiment_has_ended_no_process_of_it_stays(ray_session: Any) -> None:
-    see_them_gone(rank_processes())
+    see_them_gone(tpu_processes())

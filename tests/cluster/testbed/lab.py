@@ -205,16 +205,22 @@ class Lab:
         settings = f"set -a; . {REPOSITORY}/cluster/ray.env; {environment} set +a; "
         self.run(host, settings + start + again, timeout_s=240)
 
-    def give_job_packages(self, host: str) -> None:
-        """Have what `ray[default]` brings on a host that becomes a head: Ray's job system needs it there."""
-        if self._job_packages is not None:
+    def prepare_laptop(self, file: str, changes: dict[str, str]) -> None:
+        """Give the laptop ~/checkout, with ``file`` of cluster/ edited, and ~/project.
+
+        The laptop and the head, n1, have what `ray[default]` brings: Ray's job system needs it there.
+        """
+        for host in ("n1", "laptop") if self._job_packages is not None else ():
             line = f"export PYTHONPATH=$PYTHONPATH:{self._job_packages}"
             self.run(host, f"echo '{line}' >> ~/.bashrc", timeout_s=60)
-
-    def check_out(self, host: str) -> None:
-        """Give a host a checkout of its own in ~/checkout, with what the cluster files ship and examples."""
         needed = "horovod_tune cluster examples pyproject.toml setup.py LICENSE constraints.txt README.md"
-        self.run(host, f"mkdir -p ~/checkout; cd {REPOSITORY}; cp -r {needed} ~/checkout/", timeout_s=60)
+        script = f"mkdir -p ~/checkout; cd {REPOSITORY}; cp -r {needed} ~/checkout/"
+        self.run("laptop", f"{script}; cp -r tests/cluster/jobs/project ~/project", timeout_s=60)
+        text = (REPOSITORY / "cluster" / file).read_text()
+        for was, now in changes.items():
+            assert was in text, was
+            text = text.replace(was, now)
+        self.put("laptop", f"~/checkout/cluster/{file}", text)
 
     def put(self, host: str, path: str, text: str, mode: str = "644") -> None:
         """Write a file on a host, making its folder."""

@@ -140,16 +140,10 @@ class Objectives:
             return None
         return next((each for each in values if each is not None and not math.isfinite(each)), value)
 
-    def score(self, trial: Trial, metric: str) -> float | None:
-        """Return a trial's latest value of one of `metrics`, larger being better."""
-        value = self.latest(trial, metric)
-        if value is None or self.modes[self.metrics.index(metric)] == "max":
-            return value
-        return -value
-
     def scores(self, trials: Sequence[Trial], metric: str) -> FloatArray:
         """Return the latest values of one of `metrics`, larger being better, shape (trials,)."""
-        return np.asarray([self.score(trial, metric) for trial in trials], dtype=float)
+        latest = np.asarray([self.latest(trial, metric) for trial in trials], dtype=float)
+        return latest if self.modes[self.metrics.index(metric)] == "max" else -latest
 
     def split_failed(self, history: History) -> tuple[list[Trial], list[Trial]]:
         """Return the trials with usable metrics, and those that failed or diverged."""

@@ -210,8 +210,7 @@ class BayesOptSearch(Searcher):
         given: dict[Any, Any] = {}
         if self._queue:
             queued = self._queue.pop(0)
-            given = queued.exact
-            counts = self._history.counts
+            given, counts = queued.exact, self._history.counts
             for attempt in range(64):
                 point = queued.complete(space, self._seed + len(self._history.trials) + attempt)
                 if not counts[point]:
@@ -235,7 +234,7 @@ class BayesOptSearch(Searcher):
                     f"all points of the search space have been suggested ({int(space.size)}); from here on "
                     "points are repeated, the most promising first",
                 )
-        self._history.trials[trial_id] = Trial(trial_id, point)
+        self._history.add(trial_id, point)
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -253,9 +252,9 @@ class BayesOptSearch(Searcher):
     ) -> None:
         """Learn from a trial that ended in any way."""
         flat = flatten_dict(dict(result)) if result else {}
-        if trial_id not in self._history.trials and not self._adopt(trial_id, flat):
+        trial = self._history.trials.get(trial_id) or self._adopt(trial_id, flat)
+        if trial is None:
             return
-        trial = self._history.trials[trial_id]
         objectives = self._objectives()
         metric = objectives.metrics[0]
         value = as_number(flat[metric]) if metric in flat else trial.last
@@ -402,19 +401,18 @@ class BayesOptSearch(Searcher):
         for point, value in scored:
             self._history.add_known("given", point, value)
 
-    def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
+    def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> Trial | None:
         """Add a trial that was suggested under another id: Tune gives a restarted trial a new id."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
-            return False
+            return None
         space = self._reader(self._space)
         try:
             point = space.point(space.nested(config))
         except SpaceError as error:
             logger.info("the search ignores trial %s: %s", trial_id, error)
-            return False
-        self._history.trials[trial_id] = Trial(trial_id, point)
-        return True
+            return None
+        return self._history.add(trial_id, point)
 
     def _add_report(self, trial: Trial, flat: Mapping[str, Any], value: float | None) -> None:
         time = as_number(flat.get(self._time_attr))

@@ -86,11 +86,13 @@ class History:
         """How often each point has been suggested."""
         return Counter(trial.point for trial in self.trials.values())
 
+    def add(self, trial_id: str, point: Point) -> Trial:
+        self.trials[trial_id] = Trial(trial_id, point)
+        return self.trials[trial_id]
+
     def add_known(self, source: str, point: Point, value: float | None, error: bool = False) -> None:
         """Add a trial that was evaluated elsewhere; its id is `source` and a number."""
-        trial = Trial(f"{source}-{len(self.trials)}", point)
-        self.trials[trial.trial_id] = trial
-        trial.end(value, error)
+        self.add(f"{source}-{len(self.trials)}", point).end(value, error)
 
     def rounds(self, size: float) -> int:
         """Return how often every point of a space of `size` points has been suggested already."""

@@ -24,7 +24,6 @@ from ray.tune.search.variant_generator import RecursiveDependencyError
 
 from horovod_tune.search.space.domains import (
     MISSING,
-    Node,
     Path,
     SpaceError,
     nested,
@@ -187,22 +186,22 @@ class SearchSpace:
         """Return the point of a complete configuration; parameters whose names are in `empty` are None."""
         coordinates, _, missing = self._read(config, empty)
         if missing:
-            raise SpaceError(f"'{path_name(missing[0].path)}' is missing from the configuration")
+            raise SpaceError(f"'{missing[0]}' is missing from the configuration")
         return tuple(coordinates.get(i, 0.0) for i in range(self.dimension))
 
-    def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
-        """Read a configuration that may leave parameters open: coordinates, and values to use as given."""
-        coordinates, given, _ = self._read(config)
+    def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], bool]:
+        """Return a configuration's coordinates, values to use as given, and True if it leaves none open."""
+        coordinates, given, missing = self._read(config)
         _refuse_unknown(config, self.spec, ())
-        return coordinates, given
+        return coordinates, given, not missing
 
     def _read(
         self, config: Mapping[str, Any], empty: Collection[str] = ()
-    ) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
-        """Return a configuration's coordinates, values to use as given, and the modelled nodes it lacks."""
+    ) -> tuple[dict[int, float], dict[Path, Any], list[str]]:
+        """Return a configuration's coordinates, values to use as given, and the parameters that it lacks."""
         coordinates: dict[int, float] = {}
         given: dict[Path, Any] = {}
-        missing: list[Node] = []
+        missing: list[str] = []
         for node in self._nodes:
             if not node.exists(coordinates):
                 continue
@@ -210,7 +209,7 @@ class SearchSpace:
             value = value_at(config, node.path, None if name in empty else MISSING)
             if value is MISSING:
                 if node.column is not None:
-                    missing.append(node)
+                    missing.append(name)
                 continue
             if parameter is None:
                 given[node.path] = value

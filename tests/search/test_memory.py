@@ -13,16 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
-from conformance import METRIC, Loop, loss, mixed_space
+from conformance import METRIC, Loop, loss, mixed_space, searcher
 from ray import tune
 
 from horovod_tune.search import BayesOptSearch, StateFileError
 from horovod_tune.search.earlier_experiment import fit_into
 from horovod_tune.search.space.search_space import SearchSpace
-
-
-def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
-    return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **kwargs)
 
 
 def report_results(search: BayesOptSearch, number: int) -> None:

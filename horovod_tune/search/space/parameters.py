@@ -206,12 +206,12 @@ class Choice:
         for value in self._given:
             index = self._find(value, strict=True)
             if index is None:
+                index = len(self._values)
                 if _is_plain(value):
-                    self._places[type(value), value] = len(self._values)
+                    self._places[type(value), value] = index
                 self._values.append(value)
-                counts.append(1)
-            else:
-                counts[index] += 1
+                counts.append(0)
+            counts[index] += 1
         self.cardinality: float = len(self._values)
         self._shares = np.cumsum(counts) / sum(counts)
         scale = np.arange(len(self._values), dtype=float)

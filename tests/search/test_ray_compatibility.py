@@ -39,6 +39,9 @@ def test_a_result_before_the_space_is_known_again_is_kept(tmp_path: Path) -> Non
     fresh = BayesOptSearch()
     fresh.restore(str(tmp_path / "s"))
     fresh.on_trial_complete("1", {"m": 3.0})
+    fresh.save(str(tmp_path / "s"))
+    fresh = BayesOptSearch()
+    fresh.restore(str(tmp_path / "s"))
     with pytest.raises(RuntimeError, match="no search space"):
         fresh.suggest("2")
     assert fresh.set_search_properties("m", "min", space)

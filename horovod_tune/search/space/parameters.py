@@ -77,9 +77,6 @@ class FloatRange:
         on_linear = linear(steps, np.full(1, self.powers))
         return np.interp(quantiles, (steps + on_linear) / 2.0, steps)
 
-    def neighbours(self, coordinate: float) -> FloatArray:
-        return np.empty(0)
-
     def why_invalid(self, value: Any) -> str | None:
         """Return the reason why `value` is not allowed, or None."""
         return _why_outside(value, self.lower, self.upper)

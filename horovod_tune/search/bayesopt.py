@@ -143,10 +143,9 @@ class BayesOptSearch(Searcher):
         self._history = History()
         self._time_attr, self._is_time_given = time_attr or TRAINING_ITERATION, time_attr is not None
         self._optimizer.horizon = max_t
-        self._unread_state: dict[str, Any] | None = None
-        #: Trials that ended after `restore` and before the space was known.
-        self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
-        self._is_restored = self._space_is_restored = False
+        self._is_restored = False
+        #: The description of a restored search's space, until the tuner's space is known.
+        self._saved_space: dict[str, str] | None = None
         self._warned: set[str] = set()
         self._space: SearchSpace | None = None
         self._param_space: SearchSpace | None = None
@@ -176,15 +175,14 @@ class BayesOptSearch(Searcher):
         stop = spec.get("stop")
         if self._optimizer.horizon is None and isinstance(stop, Mapping):
             self._optimizer.horizon = as_number(stop.get(self._time_attr))
-        if self._space is None:
-            self._set_space(SearchSpace(config))
-            return True
-        if self._space_is_restored:
+        if self._space is None or self._saved_space is not None:
             space = SearchSpace(config)
-            if space.dimension:
-                state_file.check_same_space(self._space.describe(), space.describe())
+            if self._saved_space is None:
+                self._set_space(space)
+            elif self._space is None or space.dimension:
+                state_file.check_same_space(self._saved_space, space.describe())
                 self._space = space
-            self._space_is_restored = False
+            self._saved_space = None
             return True
         _, domains, grids = parse_spec_vars(dict(config))
         if not domains and not grids:
@@ -212,8 +210,7 @@ class BayesOptSearch(Searcher):
         given: dict[Any, Any] = {}
         if self._queue:
             queued = self._queue.pop(0)
-            given = queued.exact
-            counts = self._history.counts
+            given, counts = queued.exact, self._history.counts
             for attempt in range(64):
                 point = queued.complete(space, self._seed + len(self._history.trials) + attempt)
                 if not counts[point]:
@@ -237,7 +234,7 @@ class BayesOptSearch(Searcher):
                     f"all points of the search space have been suggested ({int(space.size)}); from here on "
                     "points are repeated, the most promising first",
                 )
-        self._history.trials[trial_id] = Trial(trial_id, point)
+        self._history.add(trial_id, point)
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -254,13 +251,10 @@ class BayesOptSearch(Searcher):
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
         """Learn from a trial that ended in any way."""
-        if self._space is None and self._unread_state is not None:
-            self._unread_endings.append((trial_id, result, error))
-            return
         flat = flatten_dict(dict(result)) if result else {}
-        if trial_id not in self._history.trials and not self._adopt(trial_id, flat):
+        trial = self._history.trials.get(trial_id) or self._adopt(trial_id, flat)
+        if trial is None:
             return
-        trial = self._history.trials[trial_id]
         objectives = self._objectives()
         metric = objectives.metrics[0]
         value = as_number(flat[metric]) if metric in flat else trial.last
@@ -325,17 +319,17 @@ class BayesOptSearch(Searcher):
 
     def save(self, checkpoint_path: str) -> None:
         """Save the search to a JSON file."""
-        if self._space is None:
-            # Ray saves before the first suggestion too.
-            state_file.write(checkpoint_path, self._unread_state or state_file.EMPTY)
+        space = self._space
+        if space is None and self._saved_space is None:
+            state_file.write(checkpoint_path, state_file.EMPTY)  # Ray saves before the first suggestion too
             return
         state_file.write(
             checkpoint_path,
             {
                 "metric": self._metric,
                 "mode": self._mode,
-                "space": self._space.describe(),
-                "spec": self._space.as_json(),
+                "space": self._saved_space if space is None else space.describe(),
+                "spec": None if space is None else space.as_json(),
                 "seed": self._seed,
                 "limits": [str(limit) for limit in self._limits],
                 "fits": self._optimizer.fit_states,
@@ -350,12 +344,21 @@ class BayesOptSearch(Searcher):
         Raises `state_file.StateFileError` (a `ValueError`) if the file is not a saved search, was written by
         a newer version, or belongs to a search with another space, metric, mode or limits.
         """
-        state = self._unread_state = state_file.read(checkpoint_path)
-        if self._space is None and state.get("spec") is not None:
-            self._space = SearchSpace.from_json(state["spec"])
-            self._space_is_restored = True
+        state = state_file.read(checkpoint_path)
+        if state.get("empty"):
+            return
+        state_file.check_same_search(state, self._metric, self._mode, [str(limit) for limit in self._limits])
         if self._space is not None:
-            self._load_state(self._space)
+            state_file.check_same_space(state["space"], self._space.describe())
+        else:
+            self._saved_space = state["space"]
+            self._space = None if state.get("spec") is None else SearchSpace.from_json(state["spec"])
+        self._is_restored = True
+        self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
+        self._seed = state["seed"]
+        self._queue = [QueuedPoint.from_json(entry) for entry in state["queue"]]
+        self._history = History.from_json(state)
+        self._optimizer.fit_states = {name: FitState(*fit) for name, fit in state.get("fits", {}).items()}
 
     def _ready(self) -> SearchSpace:
         if self._space is None:
@@ -393,46 +396,23 @@ class BayesOptSearch(Searcher):
 
     def _set_space(self, space: SearchSpace) -> None:
         points, rewards = self._given
-        queue, scored = queue_points(self._reader(space), points, rewards)
+        self._queue, scored = queue_points(self._reader(space), points, rewards)
         self._space = space
-        if self._unread_state is not None:
-            self._load_state(space)
-            return
-        self._queue = queue
         for point, value in scored:
             self._history.add_known("given", point, value)
 
-    def _load_state(self, space: SearchSpace) -> None:
-        state, self._unread_state = self._unread_state, None
-        assert state is not None
-        if state.get("empty"):
-            return
-        limits = [str(limit) for limit in self._limits]
-        state_file.check_same_search(state, self._metric, self._mode, limits)
-        state_file.check_same_space(state["space"], space.describe())
-        self._is_restored = True
-        self._seed = state["seed"]
-        self._queue = [QueuedPoint.from_json(entry) for entry in state["queue"]]
-        self._history = History.from_json(state)
-        self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
-        self._optimizer.fit_states = {name: FitState(*fit) for name, fit in state.get("fits", {}).items()}
-        endings, self._unread_endings = self._unread_endings, []
-        for trial_id, result, error in endings:
-            self.on_trial_complete(trial_id, result, error)
-
-    def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
+    def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> Trial | None:
         """Add a trial that was suggested under another id: Tune gives a restarted trial a new id."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
-            return False
+            return None
         space = self._reader(self._space)
         try:
             point = space.point(space.nested(config))
         except SpaceError as error:
             logger.info("the search ignores trial %s: %s", trial_id, error)
-            return False
-        self._history.trials[trial_id] = Trial(trial_id, point)
-        return True
+            return None
+        return self._history.add(trial_id, point)
 
     def _add_report(self, trial: Trial, flat: Mapping[str, Any], value: float | None) -> None:
         time = as_number(flat.get(self._time_attr))

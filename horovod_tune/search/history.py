@@ -86,11 +86,13 @@ class History:
         """How often each point has been suggested."""
         return Counter(trial.point for trial in self.trials.values())
 
+    def add(self, trial_id: str, point: Point) -> Trial:
+        self.trials[trial_id] = Trial(trial_id, point)
+        return self.trials[trial_id]
+
     def add_known(self, source: str, point: Point, value: float | None, error: bool = False) -> None:
         """Add a trial that was evaluated elsewhere; its id is `source` and a number."""
-        trial = Trial(f"{source}-{len(self.trials)}", point)
-        self.trials[trial.trial_id] = trial
-        trial.end(value, error)
+        self.add(f"{source}-{len(self.trials)}", point).end(value, error)
 
     def rounds(self, size: float) -> int:
         """Return how often every point of a space of `size` points has been suggested already."""
@@ -140,16 +142,10 @@ class Objectives:
             return None
         return next((each for each in values if each is not None and not math.isfinite(each)), value)
 
-    def score(self, trial: Trial, metric: str) -> float | None:
-        """Return a trial's latest value of one of `metrics`, larger being better."""
-        value = self.latest(trial, metric)
-        if value is None or self.modes[self.metrics.index(metric)] == "max":
-            return value
-        return -value
-
     def scores(self, trials: Sequence[Trial], metric: str) -> FloatArray:
         """Return the latest values of one of `metrics`, larger being better, shape (trials,)."""
-        return np.asarray([self.score(trial, metric) for trial in trials], dtype=float)
+        latest = np.asarray([self.latest(trial, metric) for trial in trials], dtype=float)
+        return latest if self.modes[self.metrics.index(metric)] == "max" else -latest
 
     def split_failed(self, history: History) -> tuple[list[Trial], list[Trial]]:
         """Return the trials with usable metrics, and those that failed or diverged."""

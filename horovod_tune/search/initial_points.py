@@ -21,11 +21,6 @@ class QueuedPoint:
     coordinates: dict[int, float]
     exact: dict[Path, Any] = field(default_factory=dict)
 
-    def is_complete(self, space: SearchSpace) -> bool:
-        """Return True if it has a value for every parameter that exists under its chosen options."""
-        missing = [i for i in range(space.dimension) if i not in self.coordinates]
-        return not missing or not space.active(np.asarray([self.complete(space, 0)]))[0][missing].any()
-
     def complete(self, space: SearchSpace, seed: int) -> Point:
         """Return the whole point; open parameters are drawn with `seed`."""
         drawn = space.from_quantiles(np.random.default_rng(seed).random((1, space.dimension)))[0]
@@ -76,14 +71,14 @@ def queue_points(
         if not isinstance(config, Mapping):
             raise SpaceError(f"{where} must be a dictionary, got {config!r}")
         try:
-            queued = QueuedPoint(*space.partial(space.nested(config)))
+            coordinates, exact, is_complete = space.partial(space.nested(config))
         except SpaceError as error:
             raise SpaceError(f"{where}: {error}") from None
+        queued = QueuedPoint(coordinates, exact)
         try:
             json.dumps(queued.as_json())
         except TypeError as error:
             raise SpaceError(f"{where} has a value that cannot be saved as JSON: {error}") from None
-        is_complete = queued.is_complete(space)
         if is_complete and queued in seen:
             raise SpaceError(f"{where} repeats points_to_evaluate[{seen.index(queued)}]")
         seen.append(queued)

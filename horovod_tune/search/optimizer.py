@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
@@ -48,89 +48,74 @@ _HYPERPARAMETERS, _AVERAGED_ROWS = 4, 150
 _EARLIER_POINTS = 150
 
 
-@dataclass(frozen=True)
-class _SuggestState:
-    """The input of one suggestion: the usable trials, the objectives, the probability of success."""
-
-    space: SearchSpace
-    usable: list[Trial]
-    objectives: Objectives
-    #: The probability that a trial neither fails nor breaks a limit.
-    feasibility: Feasibility
-    #: The probability that a trial breaks no limit; None without limits, and while too little is known.
-    within_limits: Feasibility | None
-    acquisition: AcquisitionFunction
-    seed: int
-    earlier: EarlierModel | None
-
-    def features_of(self, trials: Sequence[Trial]) -> FloatArray:
-        return self.space.features([trial.point for trial in trials])
-
-    def in_state(self, ending: Ending) -> list[Trial]:
-        return [trial for trial in self.usable if trial.ending is ending]
-
-    def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_]:
-        """Return which of these trials, and of the points in flight, keep the limits; all if none does.
-
-        A point in flight counts as keeping them if that is more probable than not.
-        """
-        if self.within_limits is None:
-            return np.ones(len(trials) + len(pending), dtype=bool)
-        results = self.objectives.keep_limits(trials)
-        found = np.concatenate([results, self.within_limits(pending) > np.log(0.5)])
-        # With more results than a model takes, those that keep the limits may all be left out.
-        return found if found.any() else np.ones_like(found)
-
-    def best(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
-        """Return up to five points with the best scores; points that break a limit come after all others."""
-        if self.within_limits is not None:
-            allowed = self.objectives.keep_limits(trials)
-            scores = np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))
-        return _best_five(trials, scores)
-
-
 #: An acquisition, the number of rows in its model, and the points around which it may be largest.
 _Modelled = tuple[Acquisition, int, FloatArray]
 
 
+@dataclass
 class Optimizer:
-    """Chooses points; `random_search_steps` is that of `BayesOptSearch`."""
+    """Chooses points; `steps` is the `random_search_steps` of `BayesOptSearch`."""
 
-    def __init__(
-        self, acquisition: AcquisitionFunction, options: ModelOptions, random_search_steps: int | None
-    ) -> None:
-        self.options = options
-        #: The value of `time_attr` at which a full training ends, if known.
-        self.horizon: float | None = None
-        self._acquisition, self._steps = acquisition, random_search_steps
-        self.learns_from_curves = False
-        #: Where the next fit of each metric and limit starts; saved with the search.
-        self.fit_states: dict[str, FitState] = {}
+    acquisition: AcquisitionFunction
+    options: ModelOptions
+    steps: int | None
+    #: The value of `time_attr` at which a full training ends, if known.
+    horizon: float | None = None
+    learns_from_curves: bool = False
+    #: Where the next fit of each metric and limit starts; saved with the search.
+    fit_states: dict[str, FitState] = field(default_factory=dict)
 
     def next_point(self, space: SearchSpace, history: History, seed: int, objectives: Objectives) -> Point:
         """Return the next point, one that has been suggested no more often than any other."""
+        return _Suggestion(self, space, history, seed, objectives).point()
+
+
+class _Suggestion:
+    """One suggestion; the methods `_model_...` return an acquisition, one for each kind of search."""
+
+    def __init__(
+        self, optimizer: Optimizer, space: SearchSpace, history: History, seed: int, objectives: Objectives
+    ) -> None:
+        self._optimizer, self._space, self._history = optimizer, space, history
+        self._seed, self._draws_seed = seed, seed_for(seed, history, "draws")
+        self._objectives, self._metric = objectives, objectives.metrics[0]
+        self._usable, self._failed = objectives.split_failed(history)
+        self._acquisition = decayed(optimizer.acquisition, len(history.trials))
+        self._may_warp = is_scale_free(optimizer.acquisition)
+        #: The model's options; warped scales of the scores are tried as well if the acquisition allows it.
+        self._options = optimizer.options
+        if self._may_warp:
+            self._options = replace(self._options, softnesses=SOFTNESSES)
+        self._earlier = self._earlier_model()
+        #: The probability that a trial breaks no limit; None without limits, and while too little is known.
+        self._within_limits: Feasibility | None = None
+        #: The probability that a trial neither fails nor breaks a limit.
+        self._feasibility = joint([])
+
+    def point(self) -> Point:
+        space, history, seed = self._space, self._history, self._seed
         counts, rounds = history.counts, history.rounds(space.size)
 
         def taken(point: Point) -> bool:
             return counts[point] > rounds
 
-        usable, failed = objectives.split_failed(history)
         by_curves = (
-            len(objectives.metrics) == 1
-            and is_scale_free(self._acquisition)
+            len(self._objectives.metrics) == 1
+            and self._may_warp
             and any(len(trial.curve) > 1 for trial in history.trials.values())
         )
-        known = [trial for trial in usable if (trial.curve if by_curves else trial.ending is Ending.SCORED)]
-        fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
-        steps = self._steps if self._steps is not None else fewest
+        known = [t for t in self._usable if (t.curve if by_curves else t.ending is Ending.SCORED)]
         safety = None
-        if failed and space.dimension:
-            good, bad = (space.features([trial.point for trial in trials]) for trials in (known, failed))
-            safety = FailureModel(good, bad, space.feature_groups)
-        earlier = self._earlier_model(space, history, objectives)
-        asks_earlier = earlier is not None and len(known) < _TRANSFER_START
+        if self._failed and space.dimension:
+            safety = FailureModel(
+                self._features_of(known), self._features_of(self._failed), space.feature_groups
+            )
+        given = self._optimizer.steps
+        fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
+        steps = fewest if given is None else given
+        asks_earlier = self._earlier is not None and len(known) < _TRANSFER_START
         begins = len(history.trials) < steps or (len(known) < 2 and not asks_earlier) or space.dimension == 0
-        if earlier is not None and self._steps is None:
+        if self._earlier is not None and given is None:
             begins = asks_earlier and len(history.trials) % 2 == 1
         if begins:
             # The last point of the start is the middle of the space, which is usually nearer to the best
@@ -139,121 +124,97 @@ class Optimizer:
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)
-        self.learns_from_curves = by_curves
-        within_limits = self._within_limits(space, usable, objectives)
-        state = _SuggestState(
-            space,
-            usable,
-            objectives,
-            joint([each for each in (safety, within_limits) if each is not None]),
-            within_limits,
-            decayed(self._acquisition, len(history.trials)),
-            seed_for(seed, history, "draws"),
-            earlier,
-        )
-        if asks_earlier and earlier is not None:
-            modelled = self._model_earlier(state, earlier, history.earlier)
-        elif within_limits is not None and not objectives.keep_limits(known).any():
-            modelled = state.feasibility, len(known), np.empty((0, space.dimension))
+        self._optimizer.learns_from_curves = by_curves
+        self._within_limits = self._model_limits()
+        self._feasibility = joint([each for each in (safety, self._within_limits) if each is not None])
+        if self._earlier is not None and asks_earlier:
+            modelled = self._model_earlier(self._earlier)
+        elif self._within_limits is not None and not self._objectives.keep_limits(known).any():
+            modelled = self._feasibility, len(known), np.empty((0, space.dimension))
         elif by_curves:
-            modelled = self._model_curves(state)
-        elif len(objectives.metrics) == 1:
-            modelled = self._model_final(state)
+            modelled = self._model_curves()
+        elif len(self._objectives.metrics) == 1:
+            modelled = self._model_final()
         else:
-            modelled = self._model_pareto(state)
+            modelled = self._model_pareto()
         acquisition, rows, centres = modelled
         found = propose(acquisition, rows, space, centres, taken, seed_for(seed, history, "proposal"))
         return found if found is not None else remaining_point(space, taken, acquisition, seed)
 
-    def _earlier_model(
-        self, space: SearchSpace, history: History, objectives: Objectives
-    ) -> EarlierModel | None:
+    def _earlier_model(self) -> EarlierModel | None:
         """Return a model of the earlier experiment; None if there is none, or it cannot be modelled.
 
         Trials that ended at different times are modelled as learning curves.
         """
-        trials, metric = history.earlier, objectives.metrics[0]
-        if len(trials) < 2 or space.dimension == 0 or len(objectives.metrics) > 1:
+        trials = self._history.earlier
+        if len(trials) < 2 or self._space.dimension == 0 or len(self._objectives.metrics) > 1:
             return None
-        features = space.features([trial.point for trial in trials])
-        scores = objectives.scores(trials, metric)
+        features = self._features_of(trials)
+        scores = self._objectives.scores(trials, self._metric)
         context = np.empty(0)
         timed = len({time for trial in trials for time in trial.curve}) > 1
         if timed:
-            rows = rows_of(trials, self.horizon)
+            rows = rows_of(trials, self._optimizer.horizon)
             context = np.asarray([rows.target])
             features, scores = np.column_stack([features[rows.trials], rows.times]), scores[rows.trials]
-        options = replace(self._options_with_scales, process_points=_EARLIER_POINTS)
-        return EarlierModel(self._fit(f"earlier {metric}", features, scores, space, options, timed), context)
+        options = replace(self._options, process_points=_EARLIER_POINTS)
+        return EarlierModel(self._fit(f"earlier {self._metric}", features, scores, options, timed), context)
 
-    @property
-    def _options_with_scales(self) -> ModelOptions:
-        """The model's options; warped scales of the scores are tried as well if the acquisition allows it."""
-        if is_scale_free(self._acquisition):
-            return replace(self.options, softnesses=SOFTNESSES)
-        return self.options
-
-    def _model_earlier(self, state: _SuggestState, earlier: EarlierModel, trials: list[Trial]) -> _Modelled:
-        """Model only the earlier experiment's `trials`."""
-        model, context = earlier.model, earlier.context
-        pending = with_context(state.features_of(state.usable), context)
-        acquisition = Posterior(model, pending, state.feasibility, state.acquisition, state.seed, context)
+    def _model_earlier(self, earlier: EarlierModel) -> _Modelled:
+        """Model only the earlier experiment's trials."""
+        model, context, trials = earlier.model, earlier.context, self._history.earlier
+        pending = with_context(self._features_of(self._usable), context)
+        acquisition = Posterior(
+            model, pending, self._feasibility, self._acquisition, self._draws_seed, context
+        )
         rows = len(model.features) + len(pending)
-        return acquisition, rows, _best_five(trials, earlier(state.features_of(trials)))
+        return acquisition, rows, _best_five(trials, earlier(self._features_of(trials)))
 
-    def _model_final(self, state: _SuggestState) -> _Modelled:
+    def _model_final(self) -> _Modelled:
         """Model the trials' last results."""
-        scored, metric = state.in_state(Ending.SCORED), state.objectives.metrics[0]
-        scores, features = state.objectives.scores(scored, metric), state.features_of(scored)
-        options = self._options_with_scales
-        model = self._fit(metric, features, scores, state.space, options, task=state.earlier)
-        pending = state.features_of(state.in_state(Ending.RUNNING))
-        allowed = state.allowed([scored[i] for i in model.kept], pending)
-        feasibility, seed = state.feasibility, state.seed
-        acquisition = Posterior(model, pending, feasibility, state.acquisition, seed, allowed=allowed)
-        return acquisition, len(model.features) + len(pending), state.best(scored, scores)
+        scored, pending = self._in_state(Ending.SCORED), self._features_of(self._in_state(Ending.RUNNING))
+        scores = self._objectives.scores(scored, self._metric)
+        features = self._features_of(scored)
+        model = self._fit(self._metric, features, scores, self._options, task=self._earlier)
+        allowed = self._allowed([scored[i] for i in model.kept], pending)
+        feasibility, seed = self._feasibility, self._draws_seed
+        acquisition = Posterior(model, pending, feasibility, self._acquisition, seed, allowed=allowed)
+        return acquisition, len(model.features) + len(pending), self._best(scored, scores)
 
-    def _model_pareto(self, state: _SuggestState) -> _Modelled:
+    def _model_pareto(self) -> _Modelled:
         """Model several metrics; the points are up to ten of the Pareto front."""
-        space, objectives = state.space, state.objectives
-        scored = state.in_state(Ending.SCORED)
+        space, objectives = self._space, self._objectives
+        options, seed = self._optimizer.options, self._draws_seed
+        scored, pending = self._in_state(Ending.SCORED), self._features_of(self._in_state(Ending.RUNNING))
         each = [objectives.scores(scored, metric) for metric in objectives.metrics]
         ranks = np.mean([np.argsort(np.argsort(scores, kind="stable")) for scores in each], axis=0)
         # If there are too many trials, all metrics keep the same ones.
-        kept = thin(ranks, self.options.process_points)
+        kept = thin(ranks, options.process_points)
         points = np.asarray([scored[i].point for i in kept])
-        features, pending = space.features(points), state.features_of(state.in_state(Ending.RUNNING))
-        models = [
-            self._fit(metric, features, scores[kept], space, self.options)
-            for metric, scores in zip(objectives.metrics, each, strict=True)
+        features = space.features(points)
+        drawn = [
+            PosteriorDraws(self._fit(metric, features, scores[kept], options), pending, seed + n)
+            for n, (metric, scores) in enumerate(zip(objectives.metrics, each, strict=True))
         ]
-        drawn = [PosteriorDraws(model, pending, state.seed + n) for n, model in enumerate(models)]
-        allowed = state.allowed([scored[i] for i in kept], pending)
+        allowed = self._allowed([scored[i] for i in kept], pending)
         front = non_dominated(np.stack([scores[kept] for scores in each], axis=1), ["max"] * len(each))
         centres = points[front][:10]
-        pool = space.features(candidates(space, centres, 256, np.random.default_rng(state.seed)))
-        gain = HypervolumeGain(drawn, allowed, state.feasibility, state.seed, pool)
+        pool = space.features(candidates(space, centres, 256, np.random.default_rng(seed)))
+        gain = HypervolumeGain(drawn, allowed, self._feasibility, seed, pool)
         return gain, len(features) + len(pending), centres
 
-    def _model_curves(self, state: _SuggestState) -> _Modelled:
+    def _model_curves(self) -> _Modelled:
         """Model the learning curves, for the results of full trainings."""
-        space, usable = state.space, state.usable
-        rows = rows_of(usable, self.horizon)
+        usable, mode = self._usable, self._objectives.modes[0]
+        rows = rows_of(usable, self._optimizer.horizon)
         context = np.asarray([rows.target])
-        points = state.features_of(usable)
-        gains = rows.values if state.objectives.modes[0] == "max" else -rows.values
-        model = self._fit(
-            state.objectives.metrics[0],
-            np.column_stack([points[rows.trials], rows.times]),
-            gains,
-            space,
-            self._options_with_scales,
-            timed=True,
-            task=state.earlier,
-        )
+        points = self._features_of(usable)
+        features = np.column_stack([points[rows.trials], rows.times])
+        gains = rows.values if mode == "max" else -rows.values
+        model = self._fit(self._metric, features, gains, self._options, timed=True, task=self._earlier)
 
         def ends_of(trials: Sequence[Trial]) -> FloatArray:
-            return with_context(state.features_of(trials), context)
+            return with_context(self._features_of(trials), context)
 
         # Most unfinished trials wait at a rung or were stopped there. The model gets their expected final
         # values instead of draws: if the final value of a stopped trial stayed uncertain, the search would
@@ -261,24 +222,24 @@ class Optimizer:
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
         ends = model.condition().predict(ends_of(begun))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
-        silent = [trial for trial in state.in_state(Ending.RUNNING) if max(trial.curve, default=0.0) <= 0]
+        silent = [trial for trial in self._in_state(Ending.RUNNING) if max(trial.curve, default=0.0) <= 0]
         pending = ends_of(begun + silent)
         # Trials are compared by predicted final values, since a curve may get worse later. If too few others
         # have trained for longer to tell whether that happens, a trial's latest report counts too.
         reported = [usable[i] for i in sorted(set(rows.trials))]
-        ahead = trials_with_open_end(reported, rows.target, state.objectives.modes[0])
-        latest = np.column_stack([state.features_of(ahead), [axis(max(trial.curve)) for trial in ahead]])
+        ahead = trials_with_open_end(reported, rows.target, mode)
+        latest = np.column_stack([self._features_of(ahead), [axis(max(trial.curve)) for trial in ahead]])
         rivals = np.concatenate([latest, ends_of(reported + silent)])
-        allowed = state.allowed(ahead + reported, state.features_of(silent))
+        allowed = self._allowed(ahead + reported, self._features_of(silent))
         number = len(model.features) + len(pending)
-        models = model.drawn(_HYPERPARAMETERS if number <= _AVERAGED_ROWS else 1, state.seed)
+        models = model.drawn(_HYPERPARAMETERS if number <= _AVERAGED_ROWS else 1, self._draws_seed)
         posteriors = [
             Posterior(
                 each,
                 pending,
-                state.feasibility,
-                state.acquisition,
-                state.seed + index,
+                self._feasibility,
+                self._acquisition,
+                self._draws_seed + index,
                 context,
                 expected=len(begun),
                 allowed=allowed,
@@ -287,27 +248,22 @@ class Optimizer:
             for index, each in enumerate(models)
         ]
         means = np.mean([each.means(points) for each in posteriors], axis=0)
-        return averaged(posteriors), number, state.best(usable, means)
+        return averaged(posteriors), number, self._best(usable, means)
 
-    def _within_limits(
-        self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives
-    ) -> Feasibility | None:
+    def _model_limits(self) -> Feasibility | None:
         """Return the probability that all limits are kept; None if no limit has two known values."""
         # The values are scaled by `slack` below: the limit is at 0 and outliers are compressed.
-        options = replace(self.options, fixed_noise=None, linear_depth=math.inf)
+        options = replace(self._optimizer.options, fixed_noise=None, linear_depth=math.inf)
         feasibilities = []
-        for limit in objectives.limits:
-            reported = [(trial.point, objectives.latest(trial, limit.metric)) for trial in trials]
-            known = [
-                (point, value) for point, value in reported if value is not None and math.isfinite(value)
-            ]
+        for limit in self._objectives.limits:
+            latest = [self._objectives.latest(trial, limit.metric) for trial in self._usable]
+            values = np.asarray(latest, dtype=float)
+            known = np.flatnonzero(np.isfinite(values))
             if len(known) < 2:
                 continue
-            points, values = map(np.asarray, zip(*known, strict=True))
-            left = slack(values, limit.bound, upwards=limit.sense.startswith(">"))
-            feasibilities.append(
-                of_limit(self._fit(str(limit), space.features(points), left, space, options))
-            )
+            features = self._features_of([self._usable[i] for i in known])
+            left = slack(values[known], limit.bound, upwards=limit.sense.startswith(">"))
+            feasibilities.append(of_limit(self._fit(str(limit), features, left, options)))
         return joint(feasibilities) if feasibilities else None
 
     def _fit(
@@ -315,19 +271,42 @@ class Optimizer:
         name: str,
         features: FloatArray,
         scores: FloatArray,
-        space: SearchSpace,
         options: ModelOptions,
         timed: bool = False,
         task: EarlierModel | None = None,
     ) -> FittedModel:
         """Return the model of a metric or a limit; if `timed`, the last feature is the time."""
-        groups, powers = space.feature_groups, space.powers
+        groups, powers, states = self._space.feature_groups, self._space.powers, self._optimizer.fit_states
         if timed:
-            groups, powers = np.append(groups, space.dimension), np.append(powers, 0.0)
-        earlier = self.fit_states.get(name)
-        model = FittedModel(features, scores, groups, options, powers, earlier, timed, task)
-        self.fit_states[name] = model.state
+            groups, powers = np.append(groups, self._space.dimension), np.append(powers, 0.0)
+        model = FittedModel(features, scores, groups, options, powers, states.get(name), timed, task)
+        states[name] = model.state
         return model
+
+    def _features_of(self, trials: Sequence[Trial]) -> FloatArray:
+        return self._space.features([trial.point for trial in trials])
+
+    def _in_state(self, ending: Ending) -> list[Trial]:
+        return [trial for trial in self._usable if trial.ending is ending]
+
+    def _allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_]:
+        """Return which of these trials, and of the points in flight, keep the limits; all if none does.
+
+        A point in flight counts as keeping them if that is more probable than not.
+        """
+        if self._within_limits is None:
+            return np.ones(len(trials) + len(pending), dtype=bool)
+        results = self._objectives.keep_limits(trials)
+        found = np.concatenate([results, self._within_limits(pending) > np.log(0.5)])
+        # With more results than a model takes, those that keep the limits may all be left out.
+        return found if found.any() else np.ones_like(found)
+
+    def _best(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
+        """Return up to five points with the best scores; points that break a limit come after all others."""
+        if self._within_limits is not None:
+            allowed = self._objectives.keep_limits(trials)
+            scores = np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))
+        return _best_five(trials, scores)
 
 
 def _best_five(trials: Sequence[Trial], scores: FloatArray) -> FloatArray:

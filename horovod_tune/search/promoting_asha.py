@@ -35,55 +35,39 @@ class Rungs:
         self.levels, self._factor = levels, factor
         #: What trials reported at each rung, larger being better.
         self.values: list[dict[str, float]] = [{} for _ in levels]
-        #: The index of the last rung that each trial has reached; -1 for none.
-        self.rung_of: dict[str, int] = {}
         self.waiting: set[str] = set()
+
+    def rung_of(self, trial: str) -> int:
+        """Return the index of the last rung that a trial has reached; -1 for none."""
+        return sum(trial in values for values in self.values) - 1
 
     def reach(self, trial: str, time: float, value: float) -> bool:
         """Record a report of a trial that does not wait; return True if it now waits at a rung."""
         reached = sum(time >= level for level in self.levels) - 1
-        before = self.rung_of.setdefault(trial, -1)
-        if reached <= before:
-            return False
-        for rung in range(before + 1, reached + 1):
+        passed = range(self.rung_of(trial) + 1, reached + 1)
+        for rung in passed:
             self.values[rung][trial] = value
-        self.rung_of[trial] = reached
-        self.waiting.add(trial)
-        return True
+        if passed:
+            self.waiting.add(trial)
+        return bool(passed)
 
     def rank(self, trial: str) -> tuple[int, int]:
         """Return a trial's place (from 1) at its last rung, and how many trials have reached that rung."""
-        values = self.values[self.rung_of[trial]]
+        values = self.values[self.rung_of(trial)]
         return 1 + sum(value > values[trial] for value in values.values()), len(values)
 
-    def is_good(self, trial: str) -> bool:
-        """Return True if a trial is among the best at the rung where it waits; the best one always is."""
-        place, of = self.rank(trial)
-        return place <= max(of / self._factor, 1)
+    def next(self, of_all: bool = False) -> str | None:
+        """Promote and return the next trial to continue, from the highest rung possible, or None.
 
-    def next(self) -> str | None:
-        """Promote and return the next trial to continue, from the highest rung possible, or None."""
-        for values, trials in self._furthest_first():
+        With `of_all`, it is the best that waits there, otherwise one of the best `1 / factor` of the rung.
+        """
+        for rung, values in reversed(list(enumerate(self.values))):
             best = sorted(values, key=lambda trial: values[trial], reverse=True)
-            for trial in best[: int(len(values) / self._factor + 1e-9)]:
-                if trial in trials:
+            for trial in best if of_all else best[: int(len(values) / self._factor + 1e-9)]:
+                if trial in self.waiting and self.rung_of(trial) == rung:
                     self.waiting.remove(trial)
                     return trial
         return None
-
-    def best_waiting(self) -> str:
-        """Promote and return the best trial at the highest rung where any waits; at least one must wait."""
-        values, trials = next((values, trials) for values, trials in self._furthest_first() if trials)
-        best = max(trials, key=lambda trial: values[trial])
-        self.waiting.remove(best)
-        return best
-
-    def _furthest_first(self) -> list[tuple[dict[str, float], list[str]]]:
-        """Return each rung's values and its waiting trials in order of arrival, the highest rung first."""
-        return [
-            (values, [trial for trial in values if trial in self.waiting and self.rung_of[trial] == rung])
-            for rung, values in reversed(list(enumerate(self.values)))
-        ]
 
 
 class PromotingASHA(TrialScheduler):
@@ -140,12 +124,12 @@ class PromotingASHA(TrialScheduler):
         levels = [grace_period] if grace_period < max_t else []
         while levels and levels[-1] * reduction_factor < max_t:
             levels.append(levels[-1] * reduction_factor)
-        self._rungs = Rungs(levels, reduction_factor)
+        self._rungs, self._factor = Rungs(levels, reduction_factor), reduction_factor
         self._trials: dict[str, Trial] = {}
         # Trials that were continued and have not reported since, in order.
         self._continuing: dict[str, None] = {}
-        # Trials that were trained to the end, and those that ended at a rung.
-        self._finished: set[str] = set()
+        # True if a trial was trained to the end; trials that ended at a rung were not.
+        self._has_finished = False
         self._ended_at_rung: set[str] = set()
         # Trials that are paused before a checkpoint exists; pausing saves the last commit, if there is one.
         self._tries_to_pause: set[str] = set()
@@ -203,9 +187,9 @@ class PromotingASHA(TrialScheduler):
         if gain == -math.inf:
             return self._end_at_rung(tune_controller, trial_id)
         place, of = self._rungs.rank(trial_id)
-        saves = self._saves.get(self._rungs.rung_of[trial_id])
+        saves = self._saves.get(self._rungs.rung_of(trial_id))
         if not (saves or result.get(SHOULD_CHECKPOINT) or trial.checkpoint is not None):
-            if self._rungs.is_good(trial_id):
+            if place <= max(of / self._factor, 1):
                 self._rungs.waiting.remove(trial_id)
                 return TrialScheduler.CONTINUE
             if saves is False:
@@ -226,7 +210,7 @@ class PromotingASHA(TrialScheduler):
         self._forget(trial.trial_id)
         _, gain = self._read(flatten_dict(dict(result or {})))
         if trial.trial_id not in self._ended_at_rung and gain != -math.inf:
-            self._finished.add(trial.trial_id)
+            self._has_finished = True
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         if trial.trial_id in self._rungs.waiting:
@@ -260,11 +244,10 @@ class PromotingASHA(TrialScheduler):
         return self._continue_best(tune_controller)
 
     def debug_string(self) -> str:
-        parts = [
-            f"{level:g}: {len(values)} trials, {len(values) - waiting} of them continued or ended"
-            for level, values in zip(self._rungs.levels, self._rungs.values, strict=True)
-            for waiting in [sum(trial in self._rungs.waiting for trial in values)]
-        ]
+        parts = []
+        for level, values in zip(self._rungs.levels, self._rungs.values, strict=True):
+            left = len(values.keys() - self._rungs.waiting)
+            parts.append(f"{level:g}: {len(values)} trials, {left} of them continued or ended")
         return f"PromotingASHA: {'; '.join(parts)}"
 
     def _read(self, result: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -306,15 +289,14 @@ class PromotingASHA(TrialScheduler):
                     "at that rung: it ends those that are not among the best",
                     trial_id,
                 )
-            self._saves[self._rungs.rung_of[trial_id]] = trial.checkpoint is not None
+            self._saves[self._rungs.rung_of(trial_id)] = trial.checkpoint is not None
             if trial.checkpoint is None:
                 acquire_slot(controller, trial_id)
                 controller.stop_trial(trial)
 
     def _continue_best(self, controller: Any) -> Trial | None:
         """Continue the best trial if none has been trained to the end; otherwise end those that wait."""
-        if not self._finished:
-            best = self._rungs.best_waiting()
+        if not self._has_finished and (best := self._rungs.next(of_all=True)) is not None:
             self._continue(controller, best)
             return self._trials[best]
         for trial_id in [each for each in self._trials if each in self._rungs.waiting]:
@@ -336,13 +318,13 @@ class PromotingASHA(TrialScheduler):
         waits = trial.trial_id in self._rungs.waiting
         self._rungs.waiting.discard(trial.trial_id)
         if trial.status == Trial.TERMINATED and time >= self._max_t and latest != -math.inf:
-            self._finished.add(trial.trial_id)
+            self._has_finished = True
         # If a trial reported again after its rung, it was already continued. `between` is the time from one
         # report to the next.
         between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
         if trial.status != Trial.PENDING:
             return
-        if not waits or time - between >= self._rungs.levels[self._rungs.rung_of[trial.trial_id]]:
+        if not waits or time - between >= self._rungs.levels[self._rungs.rung_of(trial.trial_id)]:
             acquire_slot(controller, trial.trial_id)
             return
         self._rungs.waiting.add(trial.trial_id)

@@ -15,7 +15,7 @@ from scipy.stats import qmc
 from horovod_tune.search.gp.acquisition import Acquisition
 from horovod_tune.search.gp.feasibility import FailureModel
 from horovod_tune.search.history import History
-from horovod_tune.search.space.parameters import FloatArray
+from horovod_tune.search.space.parameters import FloatArray, FloatRange
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: A quasi-random point is skipped if its `FailureModel` value is at most the first number. After as many
@@ -40,13 +40,12 @@ def quasi_random_point(
     """
     ordered = [column.is_ordered for column in space.columns]
     passed_over: list[tuple[float, Point]] = []
+    sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(seed))
+    if history.drawn:
+        sequence.fast_forward(history.drawn)
     for _ in range(64):
-        sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(seed))
-        if history.drawn:
-            sequence.fast_forward(history.drawn)
-        quantiles = sequence.random(1)[:, : space.dimension]
+        drawn = space.from_quantiles(sequence.random(1)[:, : space.dimension])
         history.drawn += 1
-        drawn = space.from_quantiles(quantiles)
         if middle:
             middle, drawn = False, space.snap(np.where(ordered, 0.5, drawn))
         point = space.canonical(drawn[0])
@@ -150,7 +149,7 @@ def _distinct(pool: FloatArray, values: FloatArray, number: int) -> list[int]:
 
 def _climb(acquisition: Acquisition, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
     """Alternate between gradient steps on the numbers and best single steps on grids and categories."""
-    stepped = [i for i, column in enumerate(space.columns) if column.cardinality < math.inf]
+    is_stepped = any(column.cardinality < math.inf for column in space.columns)
     point, value = start, _value(acquisition, space, start)
     for _ in range(3):
         before = value
@@ -162,9 +161,9 @@ def _climb(acquisition: Acquisition, space: SearchSpace, start: FloatArray) -> t
         ]
         if smooth:
             point, value = _climb_smooth(acquisition, space, point, value, smooth)
-        if not stepped:
+        if not is_stepped:
             break
-        point, value = _climb_steps(acquisition, space, point, value, stepped)
+        point, value = _climb_steps(acquisition, space, point, value)
         if not smooth or value <= before + 1e-6 * abs(before):
             break
     return point, value
@@ -204,10 +203,11 @@ def _climb_smooth(
 
 
 def _climb_steps(
-    acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float, stepped: list[int]
+    acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float
 ) -> tuple[FloatArray, float]:
+    stepped = [(i, column) for i, column in enumerate(space.columns) if not isinstance(column, FloatRange)]
     for _ in range(20):
-        steps = [(i, each) for i in stepped for each in space.columns[i].neighbours(point[i])]
+        steps = [(i, each) for i, column in stepped for each in column.neighbours(point[i])]
         options = np.repeat(point[None, :], len(steps), axis=0)
         for option, (i, coordinate) in zip(options, steps, strict=True):
             option[i] = coordinate

@@ -96,12 +96,12 @@ def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -
     for name, value in _dictionary("gp_params", params).items():
         if name == "alpha":
             options = replace(options, fixed_noise=bounds.number("gp_params['alpha']", value, more_than=0))
-        elif name == "n_restarts_optimizer":
-            if isinstance(value, bool) or not isinstance(value, Integral) or value not in range(4):
-                raise ValueError(f"gp_params['n_restarts_optimizer'] must be 0, 1, 2 or 3, got {value!r}")
-            options = replace(options, starts=1 + int(value))
-        else:
+        elif name != "n_restarts_optimizer":
             raise ValueError(f"gp_params accepts alpha and n_restarts_optimizer, got {name!r}")
+        elif isinstance(value, bool) or not isinstance(value, Integral) or value not in range(4):
+            raise ValueError(f"gp_params['n_restarts_optimizer'] must be 0, 1, 2 or 3, got {value!r}")
+        else:
+            options = replace(options, starts=1 + int(value))
     return options
 
 

@@ -16,7 +16,16 @@ import pytest
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
+from horovod_tune.search import BayesOptSearch
+
+#: A configuration's reports: one of `METRIC`, one of several metrics, or a tuple of these in their order;
+#: an exception for a trial that fails.
+Outcome = Any
 METRIC = "loss"
+
+
+def searcher(seed: int = 1, **arguments: Any) -> BayesOptSearch:
+    return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **arguments)
 
 
 def mixed_space() -> dict[str, Any]:
@@ -56,7 +65,7 @@ class Loop:
     ) -> None:
         self.searcher = ConcurrencyLimiter(searcher, max_concurrent=in_flight)
         if space is not None:
-            assert self.searcher.set_search_properties(METRIC, "min", space)
+            assert self.searcher.set_search_properties(None, None, space)
         self.live: dict[str, dict[str, Any]] = {}
         self.configs: list[dict[str, Any]] = []
         self._started = 0
@@ -72,18 +81,17 @@ class Loop:
         self.configs.append(config)
         return config
 
-    def end(self, trial_id: str, value: float | None = None, error: bool = False) -> None:
+    def end(self, trial_id: str, outcome: Outcome = None) -> None:
         self.live.pop(trial_id)
-        if error:
+        if isinstance(outcome, Exception):
             self.searcher.on_trial_complete(trial_id, error=True)
             return
-        result = self._report | ({METRIC: value} if value is not None else {})
-        self.searcher.on_trial_result(trial_id, result)
-        self.searcher.on_trial_complete(trial_id, result | {"done": True})
+        for value in outcome if isinstance(outcome, tuple) else (outcome,):
+            report = value if isinstance(value, dict) else {} if value is None else {METRIC: value}
+            self.searcher.on_trial_result(trial_id, self._report | report)
+        self.searcher.on_trial_complete(trial_id, self._report | report | {"done": True})
 
-    def run(
-        self, trials: int, evaluate: Callable[[dict[str, Any]], float | Exception | None] = loss
-    ) -> list[dict[str, Any]]:
+    def run(self, trials: int, evaluate: Callable[[dict[str, Any]], Outcome] = loss) -> list[dict[str, Any]]:
         """Run until `trials` have ended, the oldest but one first where several are in flight."""
         idle = 0
         while self._started < trials or self.live:
@@ -95,11 +103,7 @@ class Loop:
                 assert idle < 100, f"stalled after {self._started} of {trials} trials"
                 continue
             trial_id = list(self.live)[min(1, len(self.live) - 1)]
-            outcome = evaluate(self.live[trial_id])
-            if isinstance(outcome, Exception):
-                self.end(trial_id, error=True)
-            else:
-                self.end(trial_id, outcome)
+            self.end(trial_id, evaluate(self.live[trial_id]))
         return self.configs
 
 

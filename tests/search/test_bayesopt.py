@@ -16,17 +16,12 @@ from bayes_opt.acquisition import (
     ProbabilityOfImprovement,
     UpperConfidenceBound,
 )
-from conformance import METRIC, Loop, loss, mixed_space
+from conformance import METRIC, Loop, loss, mixed_space, searcher
 from ray import tune
-from ray.tune.search import ConcurrencyLimiter
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from horovod_tune.search import BayesOptSearch, LogExpectedImprovement, SpaceError
 from horovod_tune.search.gp.acquisition import decayed
-
-
-def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
-    return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **kwargs)
 
 
 def add_random_points(search: BayesOptSearch, count: int) -> list[float]:
@@ -60,12 +55,8 @@ def test_it_finds_the_optimum_of_a_smooth_function() -> None:
 
 def test_maximising_is_minimising_the_negative() -> None:
     smallest = Loop(searcher(), mixed_space()).run(12)
-    largest_searcher = BayesOptSearch(metric=METRIC, mode="max", random_state=1)
-    limiter = ConcurrencyLimiter(largest_searcher, max_concurrent=4)
-    limiter.set_search_properties(METRIC, "max", mixed_space())
-    loop = Loop(searcher(), None)
-    loop.searcher = limiter
-    assert loop.run(12, lambda config: -loss(config)) == smallest
+    largest = Loop(BayesOptSearch(metric=METRIC, mode="max", random_state=1), mixed_space())
+    assert largest.run(12, lambda config: -loss(config)) == smallest
 
 
 def test_no_point_is_suggested_twice_in_a_small_space_until_all_have_been(caplog: Any) -> None:
@@ -246,6 +237,7 @@ def test_a_reward_may_be_of_an_option_without_parameters() -> None:
     ("space", "message"),
     [
         *(({"x": (0, 1.0), "name": each}, r"'name' must be \(low, high\)") for each in ({1, 2}, "adam", 3)),
+        ({"x": (1, 0)}, r"'x' must have finite bounds in order, got \(1, 0\)"),
         ({"x": (0.5, 3.7, int)}, r"'x' must have whole numbers as bounds, got \(0.5, 3.7,"),
         *(({"x": (0, math.inf, *kind)}, "'x' must have finite bounds in order") for kind in ([], [int])),
         *(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance import METRIC, Loop, Outcome, searcher
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
@@ -20,7 +21,6 @@ from horovod_tune.search.curve_rows import axis, rows_of
 from horovod_tune.search.gp.acquisition import Posterior
 from horovod_tune.search.history import Ending, Trial
 
-METRIC = "loss"
 SPACE = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0), "z": tune.uniform(0.0, 1.0)}
 EPOCHS = 27
 
@@ -64,10 +64,6 @@ def asha(
     return configs
 
 
-def searcher(seed: int = 0, **arguments: Any) -> BayesOptSearch:
-    return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **arguments)
-
-
 @pytest.mark.slow
 def test_under_asha_it_finds_what_ends_best_and_logs_once_that_it_uses_curves(caplog: Any) -> None:
     found = [asha(searcher(seed), 25) for seed in range(3)]
@@ -81,28 +77,19 @@ def test_under_asha_it_finds_what_ends_best_and_logs_once_that_it_uses_curves(ca
 
 def test_a_running_trial_already_teaches() -> None:
     """The same trials, all still running; in one search the last of them has bad reports."""
-    suggestions = []
-    for last in (0.0, 5.0):
-        search = searcher()
-        search.set_search_properties(METRIC, "min", SPACE)
-        for number in range(6):
-            config = search.suggest(f"t{number}")
-            for epoch in (1, 2, 3):
-                value = curve(config)[epoch - 1] + (last if number == 5 else 0.0)
-                search.on_trial_result(f"t{number}", {METRIC: value, "training_iteration": epoch})
-        suggestions.append(search.suggest("next"))
-    assert suggestions[0] != suggestions[1]
+    assert after_some_epochs(set()).suggest("next") != after_some_epochs(set(), 5.0).suggest("next")
 
 
-def after_some_epochs(ended: set[int]) -> BayesOptSearch:
-    """Return a search with the results of six trials, some of which were stopped."""
+def after_some_epochs(ended: set[int], worse: float = 0.0) -> BayesOptSearch:
+    """Return a search with the results of six trials, some of which were stopped; the last may be worse."""
     search = searcher()
     search.set_search_properties(METRIC, "min", SPACE)
     configs = [search.suggest(f"t{number}") for number in range(6)]
     for number, config in enumerate(configs):
         assert config is not None
         for epoch in (1, 2, 3) if number else range(1, EPOCHS + 1):
-            result = {METRIC: curve(config)[epoch - 1], "training_iteration": epoch}
+            value = curve(config)[epoch - 1] + worse * (number == 5)
+            result = {METRIC: value, "training_iteration": epoch}
             search.on_trial_result(f"t{number}", result)
         if number in ended:
             search.on_trial_complete(f"t{number}", result)
@@ -136,11 +123,7 @@ def test_one_report_a_trial_is_no_curve(caplog: Any) -> None:
     search = searcher()
     search.set_search_properties(METRIC, "min", SPACE)
     with caplog.at_level(logging.INFO, logger="horovod_tune.search"):
-        for number in range(9):
-            config = search.suggest(f"t{number}")
-            result = {METRIC: final(config), "training_iteration": EPOCHS}
-            search.on_trial_result(f"t{number}", result)
-            search.on_trial_complete(f"t{number}", result)
+        Loop(search, None).run(9, lambda c: {METRIC: final(c), "training_iteration": EPOCHS})
     assert "learns from the curves" not in caplog.text
 
 
@@ -197,20 +180,12 @@ def test_rows_end_at_the_known_end_and_results_from_elsewhere_are_whole_training
     assert rows_of([running, known], horizon=None).target == axis(2.0)
 
 
-Reports = Callable[[dict[str, Any]], list[dict[str, float]] | None]
-
-
-def run(search: BayesOptSearch, trials: int, reports_of: Reports) -> list[dict[str, Any]]:
-    """Run trials one after the other, each with its reports; None for a trial that fails."""
-    search.set_search_properties(None, None, {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0)})
-    configs = []
-    for number in range(trials):
-        configs.append(search.suggest(str(number)) or {})
-        reports = reports_of(configs[-1])
-        for report in reports or ():
-            search.on_trial_result(str(number), report)
-        search.on_trial_complete(str(number), reports[-1] if reports else None, error=not reports)
-    return configs
+def run(
+    search: BayesOptSearch, trials: int, outcome: Callable[[dict[str, Any]], Outcome]
+) -> list[dict[str, Any]]:
+    """Run trials one after the other in a square."""
+    square = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0)}
+    return Loop(search, square, in_flight=1).run(trials, outcome)
 
 
 @pytest.mark.slow
@@ -219,7 +194,7 @@ def test_diverged_trials_that_report_huge_losses_do_not_hide_the_rest(disaster: 
     def loss(config: dict[str, Any]) -> float:
         return disaster if config["x"] > 0.6 else 1.0 - config["x"] + (config["y"] - 0.5) ** 2
 
-    searches = [run(searcher(seed), 25, lambda config: [{METRIC: loss(config)}]) for seed in range(3)]
+    searches = [run(searcher(seed), 25, loss) for seed in range(3)]
     assert np.median([min(map(loss, configs)) for configs in searches]) < 0.43
     assert np.median([sum(config["x"] > 0.6 for config in configs[10:]) for configs in searches]) <= 9
 
@@ -230,10 +205,10 @@ def test_known_failures_are_avoided_from_the_second_point_on() -> None:
     def fails(config: dict[str, Any]) -> bool:
         return config["x"] > 0.5 or config["y"] > 0.5
 
-    def reports(config: dict[str, Any]) -> list[dict[str, float]] | None:
-        return None if fails(config) else [{METRIC: 1.0 + config["x"]}]
+    def outcome(config: dict[str, Any]) -> float | Exception:
+        return RuntimeError("crash") if fails(config) else 1.0 + config["x"]
 
-    searches = [run(searcher(seed, random_search_steps=16), 16, reports) for seed in range(5)]
+    searches = [run(searcher(seed, random_search_steps=16), 16, outcome) for seed in range(5)]
     assert np.median([sum(map(fails, configs)) for configs in searches]) <= 9, "a plain sequence has 12 of 16"
 
 
@@ -260,9 +235,9 @@ def test_curves_of_any_course_lead_to_the_best(course: str, mode: str) -> None:
     """An early report that no end can reach is not what has to be beaten: nothing would be expected."""
     sign = 1.0 if mode == "min" else -1.0
 
-    def reports(config: dict[str, Any]) -> list[dict[str, float]]:
+    def reports(config: dict[str, Any]) -> tuple[dict[str, float], ...]:
         values = [sign * (distance(config) + COURSES[course](k)) for k in range(9)]
-        return [{METRIC: value, "training_iteration": k + 1} for k, value in enumerate(values)]
+        return tuple({METRIC: value, "training_iteration": k + 1} for k, value in enumerate(values))
 
     found = run(BayesOptSearch(metric=METRIC, mode=mode), 30, reports)
     assert sum(distance(config) < 0.005 for config in found[-10:]) >= 7
@@ -285,10 +260,10 @@ def test_curves_of_any_course_lead_to_the_best_where_many_are_stopped(course: st
     ids=["that go down", "and a last report of the first", "and a last report of one between"],
 )
 def test_times_that_go_back_do_not_keep_it_from_the_best(times: range, last: int | None) -> None:
-    def reports(config: dict[str, Any]) -> list[dict[str, float]]:
+    def reports(config: dict[str, Any]) -> tuple[dict[str, float], ...]:
         end = distance(config)
-        found = [{METRIC: end + 1 / (k + 1), "epoch": time} for k, time in enumerate(times)]
-        return found if last is None else [*found, {METRIC: end, "epoch": last}]
+        found = tuple({METRIC: end + 1 / (k + 1), "epoch": time} for k, time in enumerate(times))
+        return found if last is None else (*found, {METRIC: end, "epoch": last})
 
     found = run(BayesOptSearch(metric=METRIC, mode="min", time_attr="epoch"), 30, reports)
     assert sum(distance(config) < 0.005 for config in found[-10:]) >= 7

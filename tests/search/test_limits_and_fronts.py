@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance import Loop
 from ray import tune
 
 from horovod_tune.analysis.scoring import hypervolume
@@ -19,26 +20,11 @@ from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 
 SQUARE = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
-Told = list[tuple[dict[str, Any], dict[str, float]]]
 
 
-def run(search: BayesOptSearch, outcome: Callable[[Any], dict], trials: int, in_flight: int = 1) -> Told:
-    """Evaluate `trials` configurations, with so many of them in flight."""
-    running: list[tuple[str, dict]] = []
-    told: Told = []
-    for number in range(trials + in_flight):
-        if number < trials:
-            config = search.suggest(str(number))
-            assert config is not None
-            running.append((str(number), config))
-        if len(running) == in_flight or number >= trials:
-            trial_id, config = running.pop(0)
-            result = outcome(config)
-            search.on_trial_complete(trial_id, result)
-            told.append((config, result))
-            if len(told) == trials:
-                break
-    return told
+def run(search: BayesOptSearch, outcome: Callable[[Any], Any], trials: int, in_flight: int = 1) -> list[Any]:
+    """Return what each trial reported."""
+    return [outcome(config) for config in Loop(search, None, in_flight).run(trials, outcome)]
 
 
 def random_points(trials: int, seed: int) -> list[dict[str, float]]:
@@ -60,7 +46,7 @@ def test_the_best_within_a_limit_is_found(seed: int, in_flight: int) -> None:
     told = run(search, narrow, 30, in_flight)
     grid = [narrow({"x": x, "y": y}) for x, y in itertools.product(np.linspace(0, 1, 201), repeat=2)]
     best = max(r["accuracy"] for r in grid if r["latency_ms"] <= 30)
-    kept = [result["accuracy"] for _, result in told if result["latency_ms"] <= 30]
+    kept = [result["accuracy"] for result in told if result["latency_ms"] <= 30]
     by_chance = [narrow(point) for point in random_points(30, seed)]
     assert best - max(kept) < 0.01
     assert max(kept) > max(r["accuracy"] for r in by_chance if r["latency_ms"] <= 30)
@@ -75,7 +61,7 @@ def test_without_a_result_that_meets_the_limit_one_is_looked_for() -> None:
         return {"loss": -away, "memory": 1 + 10 * away}
 
     search = BayesOptSearch(SQUARE, "loss", "min", limits=["memory < 1.18"])
-    assert any(result["memory"] < 1.18 for _, result in run(search, outcome, 25))
+    assert any(result["memory"] < 1.18 for result in run(search, outcome, 25))
 
 
 def trade_off(config: dict[str, float]) -> dict[str, float]:
@@ -91,7 +77,7 @@ def test_the_front_of_two_metrics_is_found(in_flight: int) -> None:
         return hypervolume(np.asarray([[r["first"], r["second"]] for r in results]), [1.1, 1.1], ["min"] * 2)
 
     search = BayesOptSearch(SQUARE, ["first", "second"], ["min", "min"], random_state=3)
-    found = volume([result for _, result in run(search, trade_off, 30, in_flight)])
+    found = volume(run(search, trade_off, 30, in_flight))
     whole = volume([trade_off({"x": x, "y": 0.0}) for x in np.linspace(0, 1, 201)])
     by_chance = volume([trade_off(point) for point in random_points(300, 3)])
     assert found > 0.9 * whole > by_chance
@@ -103,7 +89,7 @@ def test_a_front_within_a_limit() -> None:
 
     search = BayesOptSearch(SQUARE, ["first", "second"], ["min", "min"], limits=["memory >= 4"])
     late = run(search, outcome, 24, 2)[12:]
-    assert sum(result["memory"] >= 4 for _, result in late) >= 8
+    assert sum(result["memory"] >= 4 for result in late) >= 8
 
 
 @pytest.mark.slow
@@ -114,7 +100,7 @@ def test_a_limit_on_the_metric_itself_and_three_metrics() -> None:
     search = BayesOptSearch(
         SQUARE, ["first", "second", "third"], ["min", "max", "min"], limits=["first <= 0.5"]
     )
-    assert sum(result["first"] <= 0.5 for _, result in run(search, outcome, 16)[8:]) >= 5
+    assert sum(result["first"] <= 0.5 for result in run(search, outcome, 16)[8:]) >= 5
 
 
 @pytest.mark.parametrize(
@@ -128,21 +114,15 @@ def test_an_evaluated_point_has_no_values_of_other_metrics(kind: dict[str, Any])
 
 def test_learning_curves_within_a_limit() -> None:
     search = BayesOptSearch(SQUARE, "accuracy", "max", limits=["latency_ms <= 30"], max_t=4)
-    kept = 0
-    for number in range(20):
-        config = search.suggest(str(number))
-        assert config is not None
+
+    def reports(config: dict[str, float]) -> tuple[dict[str, float], ...]:
         result = narrow(config)
-        for epoch in range(1, 5):
-            report = {
-                **result,
-                "accuracy": result["accuracy"] * (1 - 0.5**epoch),
-                "training_iteration": epoch,
-            }
-            search.on_trial_result(str(number), report)
-        search.on_trial_complete(str(number), report)
-        kept += result["latency_ms"] <= 30 and number >= 8
-    assert search._optimizer.learns_from_curves and kept >= 6
+        ends = [result["accuracy"] * (1 - 0.5**epoch) for epoch in range(1, 5)]
+        return tuple(result | {"accuracy": end, "training_iteration": k + 1} for k, end in enumerate(ends))
+
+    late = run(search, reports, 20)[8:]
+    assert search._optimizer.learns_from_curves
+    assert sum(told[-1]["latency_ms"] <= 30 for told in late) >= 6
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])

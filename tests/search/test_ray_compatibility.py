@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conformance import Loop
 from ray import tune
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.search import ConcurrencyLimiter
@@ -38,6 +39,9 @@ def test_a_result_before_the_space_is_known_again_is_kept(tmp_path: Path) -> Non
     fresh = BayesOptSearch()
     fresh.restore(str(tmp_path / "s"))
     fresh.on_trial_complete("1", {"m": 3.0})
+    fresh.save(str(tmp_path / "s"))
+    fresh = BayesOptSearch()
+    fresh.restore(str(tmp_path / "s"))
     with pytest.raises(RuntimeError, match="no search space"):
         fresh.suggest("2")
     assert fresh.set_search_properties("m", "min", space)
@@ -46,10 +50,7 @@ def test_a_result_before_the_space_is_known_again_is_kept(tmp_path: Path) -> Non
 
 def test_repeated_values_of_a_choice_are_one_value_that_is_drawn_more_often() -> None:
     search = BayesOptSearch({"x": tune.choice(["a", "a", "b"])}, metric="m", mode="min")
-    seen = []
-    for number in range(6):
-        seen.append(search.suggest(str(number))["x"])
-        search.on_trial_complete(str(number), {"m": float(number)})
+    seen = [config["x"] for config in Loop(search, None, 1).run(6, lambda config: {"m": 1.0})]
     assert sorted(seen[:2]) == ["a", "b"] and len(seen) == 6
 
 
@@ -65,13 +66,9 @@ def test_domains_and_tuples_of_bounds_may_be_mixed() -> None:
 def test_neighbouring_integers_are_distinguished_however_large(first: int) -> None:
     domains = {"one": tune.randint(first, first + 1), "three": tune.randint(first, first + 3)}
     search = BayesOptSearch(domains, metric="m", mode="max")
-    seen = set()
-    for number in range(6):
-        config = search.suggest(str(number))
-        assert config["one"] == first
-        seen.add(config["three"])
-        search.on_trial_complete(str(number), {"m": float(number)})
-    assert seen == {first, first + 1, first + 2}
+    configs = Loop(search, None, 1).run(6, lambda config: {"m": float(config["three"] - first)})
+    assert {config["one"] for config in configs} == {first}
+    assert {config["three"] for config in configs} == {first, first + 1, first + 2}
 
 
 def test_arguments_of_rays_class_at_their_defaults_are_passed_over_with_a_warning(caplog: Any) -> None:
@@ -105,12 +102,10 @@ def test_a_key_with_a_slash_is_a_key_as_any_other(space: dict[str, Any], keys: s
     """Ray's refuses it, since it joins nested keys with a slash."""
     search = BayesOptSearch()
     assert search.set_search_properties("m", "max", space)
-    for number in "01":
-        config = search.suggest(number)
+    for config in Loop(search, None, 1).run(2, lambda config: {"m": 1.0}):
         assert set(config) == keys
-        search.on_trial_complete(number, {"m": 1.0})
-    nested = config.get("a", {})
-    assert all(4.0 <= value <= 8.0 for name, value in {**config, **nested}.items() if "/" in name)
+        values = {**config, **config.get("a", {})}
+        assert all(4.0 <= value <= 8.0 for name, value in values.items() if "/" in name)
 
 
 def test_reports_after_the_end_of_a_trial_are_no_error() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conformance import Loop
 from ray import tune
 
 from horovod_tune.search import BayesOptSearch
@@ -44,11 +45,7 @@ def searcher(analysis: pd.DataFrame | None, seed: int = 0, **arguments: Any) -> 
 
 
 def losses(search: BayesOptSearch, number: int, loss: Loss = valley) -> list[float]:
-    found = []
-    for trial in map(str, range(number)):
-        found.append(loss(search.suggest(trial) or {}))
-        search.on_trial_complete(trial, {"loss": found[-1]})
-    return found
+    return [loss(config) for config in Loop(search, None, in_flight=1).run(number, loss)]
 
 
 def test_a_related_experiment_saves_trials() -> None:
@@ -105,25 +102,20 @@ def test_learning_curves_begin_from_an_earlier_experiment_that_was_stopped_early
     frame = results_of(moved).assign(training_iteration=[3, 9, 27] * 10)
     frame["loss"] += 100.0 / frame["training_iteration"]
     search = searcher(frame, max_t=27)
-    best = math.inf
-    for trial in map(str, range(8)):
-        config = search.suggest(trial) or {}
-        for epoch in (1, 3, 9, 27):
-            result = {"loss": valley(config) + 10.0 / epoch, "training_iteration": epoch}
-            search.on_trial_result(trial, result)
-        search.on_trial_complete(trial, result)
-        best = min(best, valley(config))
-    assert best < 0.05
+
+    def reports(config: dict[str, Any]) -> tuple[dict[str, float], ...]:
+        return tuple({"loss": valley(config) + 10.0 / t, "training_iteration": t} for t in (1, 3, 9, 27))
+
+    assert min(map(valley, Loop(search, None, in_flight=1).run(8, reports))) < 0.05
 
 
 def test_limits_are_those_of_the_new_experiment() -> None:
     """The earlier results lack the limited metric."""
     search = searcher(results_of(moved), limits=["latency_ms <= 10"])
-    best = math.inf
-    for trial in map(str, range(12)):
-        config = search.suggest(trial) or {}
-        latency = 10.0 * math.exp(config["x"] - 0.2)  # the optimum at 0.7 breaks it
-        search.on_trial_complete(trial, {"loss": valley(config), "latency_ms": latency})
-        if latency <= 10:
-            best = min(best, valley(config))
-    assert best < 0.35  # 0.25 is the least within the limit
+
+    def outcome(config: dict[str, Any]) -> dict[str, float]:
+        # The optimum at 0.7 breaks it.
+        return {"loss": valley(config), "latency_ms": 10.0 * math.exp(config["x"] - 0.2)}
+
+    told = map(outcome, Loop(search, None, in_flight=1).run(12, outcome))
+    assert min(each["loss"] for each in told if each["latency_ms"] <= 10) < 0.35  # 0.25 is the least

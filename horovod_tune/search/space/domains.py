@@ -1,9 +1,15 @@
-"""One parameter of a Tune space, or of bayesian-optimization's `pbounds`, as a parameter of the model."""
+"""Tune's domains, and bayesian-optimization's `pbounds`, as parameters of the model.
+
+A domain inside an option of a `tune.choice` exists under a condition: `tune.choice([{"name": "sgd",
+"momentum": tune.uniform(0, 1)}, {"name": "adam"}])` at `opt` has two nodes, the choice `opt` and
+`opt[0]/momentum`, which exists if the first option is chosen. In a configuration it is at `opt/momentum`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +18,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUnifo
 from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.errors import HorovodTuneError
-from horovod_tune.search.space.parameters import Choice, FloatRange, Grid, Parameter
+from horovod_tune.search.space.parameters import Choice, FloatRange, Grid, Parameter, readable
 
 Path = tuple[Any, ...]
 
@@ -203,3 +209,101 @@ def _grid_ends(lower: float, upper: float, step: float) -> tuple[int, int]:
         nearest = round(bound / step)
         ends.append(nearest if math.isclose(bound / step, nearest) else inwards(bound / step))
     return ends[0], ends[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A domain of the space; `parameter` is None if it is sampled outside the model."""
+
+    path: Path
+    #: Its path with the options that it belongs to: `opt[0]/momentum`.
+    name: str
+    domain: Domain
+    parameter: Parameter | None
+    #: Its place in a point; None if it has only one value, or is not modelled.
+    column: int | None
+    #: It exists if the choices at these columns, outermost first, have these options.
+    needs: tuple[tuple[int, int], ...]
+    #: For a choice with domains in its options, the options as they were given.
+    options: tuple[Any, ...] | None
+
+    def exists(self, coordinates: Mapping[int, float]) -> bool:
+        """Return True if it exists at a point, given by column; a choice that is left open has no option."""
+        return all(coordinates.get(column) == option for column, option in self.needs)
+
+
+def nodes_of(
+    spec: Any,
+    columns: Iterator[int],
+    path: Path = (),
+    name: str = "",
+    needs: tuple[tuple[int, int], ...] = (),
+) -> Iterator[Node]:
+    """Yield the domains of a nested space; a choice comes before what depends on it."""
+    for inner, domain in _domains(spec, path):
+        where, full_name = (*path, *inner), "/".join([*filter(None, [name]), *map(str, inner)])
+        options = tuple(domain.categories) if isinstance(domain, Categorical) else ()
+        parameter: Parameter | None
+        if any(_domains(option, where) for option in options):
+            # By position: two options may be equal and yet hold domains of their own.
+            parameter = Choice(range(len(options)), ordered=False)
+        else:
+            parameter, options = parameter_of(path_name(where), domain), ()
+        column = next(columns) if parameter is not None and parameter.cardinality > 1 else None
+        yield Node(where, full_name, domain, parameter, column, needs, options or None)
+        for number, option in enumerate(options):
+            below = needs if column is None else (*needs, (column, number))
+            yield from nodes_of(option, columns, where, f"{full_name}[{number}]", below)
+
+
+def _domains(spec: Any, path: Path) -> list[tuple[Path, Domain]]:
+    if isinstance(spec, Domain):
+        return [((), spec)]
+    if not isinstance(spec, (dict, list, tuple)):
+        return []
+    _, domains, grids = parse_spec_vars(spec if isinstance(spec, dict) else {0: spec})
+    if grids:
+        below = grids[0][0] if isinstance(spec, dict) else grids[0][0][1:]
+        raise SpaceError(
+            f"tune.grid_search at '{path_name((*path, *below))}' cannot be searched by a model: use "
+            "tune.choice([...]) there, or leave search_alg out to run the whole grid"
+        )
+    return [(found if isinstance(spec, dict) else found[1:], domain) for found, domain in domains]
+
+
+def option_of(choice: Node, value: Any) -> int:
+    """Return the number of the option that a value in a configuration belongs to.
+
+    A value without some of an option's parameters belongs to it if there is only one such option.
+    """
+    for partly in (False, True):
+        found = [n for n, option in enumerate(choice.options or ()) if _belongs(value, option, partly)]
+        if len(found) == 1 or (found and not partly):
+            return found[0]
+    raise SpaceError(
+        f"'{path_name(choice.path)}' must be one of {readable(choice.options or ())}, got {value!r}"
+    )
+
+
+def _belongs(value: Any, option: Any, partly: bool) -> bool:
+    if isinstance(option, Domain):
+        if isinstance(option, Categorical) and any(_domains(o, ()) for o in option.categories):
+            return any(_belongs(value, inner, partly) for inner in option.categories)
+        parameter = parameter_of("", option)
+        return parameter is None or parameter.why_invalid(value) is None
+    if isinstance(option, dict):
+        return (
+            isinstance(value, Mapping)
+            and value.keys() <= option.keys()
+            and all(
+                _belongs(value[key], inner, partly) if key in value else partly and isinstance(inner, Domain)
+                for key, inner in option.items()
+            )
+        )
+    if isinstance(option, (list, tuple)):
+        return (
+            isinstance(value, (list, tuple))
+            and len(value) == len(option)
+            and all(_belongs(v, o, partly) for v, o in zip(value, option, strict=True))
+        )
+    return Choice([option]).why_invalid(value) is None

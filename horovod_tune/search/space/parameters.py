@@ -54,9 +54,8 @@ class FloatRange:
         #: For a linear range on a log scale, the logarithm of the upper end over the lower one; otherwise 0.
         self.powers = math.log(times) if spans_powers else 0.0
         self.log = log or spans_powers
-        self._low, self._high = (
-            (math.log(self.lower), math.log(self.upper)) if self.log else (self.lower, self.upper)
-        )
+        scale = math.log if self.log else float
+        self._low, self._high = scale(self.lower), scale(self.upper)
 
     def to_value(self, coordinate: float) -> float:
         position = self._low + float(coordinate) * (self._high - self._low)
@@ -77,9 +76,6 @@ class FloatRange:
         steps = np.linspace(0.0, 1.0, 1025)
         on_linear = linear(steps, np.full(1, self.powers))
         return np.interp(quantiles, (steps + on_linear) / 2.0, steps)
-
-    def neighbours(self, coordinate: float) -> FloatArray:
-        return np.empty(0)
 
     def why_invalid(self, value: Any) -> str | None:
         """Return the reason why `value` is not allowed, or None."""
@@ -117,13 +113,10 @@ class Grid:
         self._base = self.first if is_far and (not log or self.cardinality < self.first * 1e-6) else 0
         self._in_log = log and not self._base
         self._k_low, self._k_high = self.first - self._base, self.last - self._base
-        if self._in_log:
-            self._low, self._high = math.log(self.first), math.log(self.last)
-            # Half a step beyond either end, so that the end values are as likely as the others.
-            self._draw_low, self._draw_high = math.log(self.first - 0.5), math.log(self.last + 0.5)
-        else:
-            self._low, self._high = float(self._k_low), float(self._k_high)
-            self._draw_low, self._draw_high = self._k_low - 0.5, self._k_high + 0.5
+        scale = math.log if self._in_log else float
+        self._low, self._high = scale(self._k_low), scale(self._k_high)
+        # Half a step beyond either end, so that the end values are as likely as the others.
+        self._draw_low, self._draw_high = scale(self._k_low - 0.5), scale(self._k_high + 0.5)
 
     def _value(self, k: int) -> Any:
         if isinstance(self.step, int):
@@ -210,12 +203,12 @@ class Choice:
         for value in self._given:
             index = self._find(value, strict=True)
             if index is None:
+                index = len(self._values)
                 if _is_plain(value):
-                    self._places[type(value), value] = len(self._values)
+                    self._places[type(value), value] = index
                 self._values.append(value)
-                counts.append(1)
-            else:
-                counts[index] += 1
+                counts.append(0)
+            counts[index] += 1
         self.cardinality: float = len(self._values)
         self._shares = np.cumsum(counts) / sum(counts)
         scale = np.arange(len(self._values), dtype=float)

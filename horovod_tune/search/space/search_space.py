@@ -2,7 +2,7 @@
 
 A *point* is a tuple with one coordinate for each modelled parameter (see `parameters`); many points are an
 array of shape (points, parameters). Parameters whose option of a `tune.choice` is not chosen (see
-`conditions`) are inactive: their coordinate is 0, which the model ignores. `tune.randn` and
+`domains`) are inactive: their coordinate is 0, which the model ignores. `tune.randn` and
 `tune.sample_from` are sampled whenever a configuration is made.
 """
 
@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 import math
 import random
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,17 @@ from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 from ray.tune.search.variant_generator import RecursiveDependencyError
 
-from horovod_tune.search.space.conditions import Node, nodes_of, option_of
-from horovod_tune.search.space.domains import MISSING, Path, SpaceError, nested, path_name, put_at, value_at
+from horovod_tune.search.space.domains import (
+    MISSING,
+    Path,
+    SpaceError,
+    nested,
+    nodes_of,
+    option_of,
+    path_name,
+    put_at,
+    value_at,
+)
 from horovod_tune.search.space.parameters import FloatArray, FloatRange, Parameter, equal
 from horovod_tune.search.state_file import decode, encode
 
@@ -45,18 +55,13 @@ class SearchSpace:
         #: The nested Tune search space.
         self.spec = copy.deepcopy(dict(spec))
         self._include_constants = include_constants
-        self._all = list(nodes_of(self.spec))
-        self.nodes = [node for node in self._all if node.parameter and node.parameter.cardinality > 1]
-        self.columns: list[Parameter] = [node.parameter for node in self.nodes if node.parameter is not None]
+        #: All domains; a choice comes before the domains in its options.
+        self._nodes = list(nodes_of(self.spec, count()))
+        self._modelled = [node for node in self._nodes if node.column is not None]
+        self.columns: list[Parameter] = [node.parameter for node in self._modelled if node.parameter]
         self.dimension = len(self.columns)
         #: True if something is sampled outside the model, so that one point has many configurations.
-        self.is_sampled = any(node.parameter is None for node in self._all)
-        index = {id(node): number for number, node in enumerate(self.nodes)}
-        #: For each parameter the choices that it depends on, outermost first, as (column, option).
-        self._needs: list[list[tuple[int, int]]] = [
-            [(index[id(choice)], option) for choice, option in node.conditions if id(choice) in index]
-            for node in self.nodes
-        ]
+        self.is_sampled = any(node.parameter is None for node in self._nodes)
         # Each parameter has one length scale, which all columns of a one-hot category share.
         widths = [1 if p.is_ordered else int(p.cardinality) for p in self.columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
@@ -80,20 +85,15 @@ class SearchSpace:
     @property
     def size(self) -> float:
         """The number of different points; infinite if a parameter is continuous."""
-        return self._size([i for i, needs in enumerate(self._needs) if not needs])
-
-    def _size(self, columns: list[int]) -> float:
-        return math.prod((self._size_below(i) for i in columns), start=1)
-
-    def _size_below(self, column: int) -> float:
-        """Return the number of combinations of a parameter's values and of the parameters in its options."""
-        children = [i for i, needs in enumerate(self._needs) if needs and needs[-1][0] == column]
-        if not children:
-            return self.columns[column].cardinality
-        return sum(
-            self._size([i for i in children if self._needs[i][-1][1] == option])
-            for option in range(int(self.columns[column].cardinality))
-        )
+        # By what they need: the product of the sizes of all parameters there, with what is in their options.
+        below: dict[tuple[tuple[int, int], ...], float] = defaultdict(lambda: 1)
+        for column, node in reversed(list(enumerate(self._modelled))):
+            options = [(*node.needs, (column, number)) for number in range(len(node.options or ()))]
+            combinations = (
+                sum(below[needs] for needs in options) if options else self.columns[column].cardinality
+            )
+            below[node.needs] *= combinations
+        return below[()]
 
     def nested(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a configuration with its flat keys, such as `model/depth`, nested as the space is."""
@@ -106,17 +106,17 @@ class SearchSpace:
 
     def names(self) -> list[str]:
         """Return the name of every modelled parameter; inside an option, it has the option's number in it."""
-        return [node.name for node in self.nodes]
+        return [node.name for node in self._modelled]
 
     def describe(self) -> dict[str, str]:
         """Return a description of every modelled parameter, to compare with that of a saved search."""
-        return {node.name: column.describe() for node, column in zip(self.nodes, self.columns, strict=True)}
+        return dict(zip(self.names(), [column.describe() for column in self.columns], strict=True))
 
     def active(self, points: FloatArray) -> NDArray[np.bool_]:
         """Return which parameters exist at the points, shape (points, parameters)."""
         mask = np.ones(points.shape, dtype=bool)
-        for i, needs in enumerate(self._needs):
-            for choice, option in needs:
+        for i, node in enumerate(self._modelled):
+            for choice, option in node.needs:
                 mask[:, i] &= mask[:, choice] & (np.rint(points[:, choice]) == option)
         return mask
 
@@ -162,68 +162,64 @@ class SearchSpace:
         """Return the configuration at `point`, the sampled parts drawn with `seed` unless `given`."""
         given = given or {}
         full = copy.deepcopy(self.spec)
-        coordinates = dict(zip(map(id, self.nodes), point, strict=True))
-        chosen = {identity: round(coordinate) for identity, coordinate in coordinates.items()}
+        coordinates = dict(enumerate(point))
         sampled: dict[Path, Domain] = {}
-        # A choice comes before the parameters in its options.
-        for node in self._all:
-            if not node.is_chosen(chosen):
+        for node in self._nodes:
+            if not node.exists(coordinates):
                 continue
-            coordinate = coordinates.get(id(node), 0.0)
             if node.path in given:
-                put_at(full, node.path, copy.deepcopy(given[node.path]))
+                value = given[node.path]
             elif node.parameter is None:
                 sampled[node.path] = node.domain
-            elif node.options is not None:
-                put_at(full, node.path, copy.deepcopy(node.options[round(coordinate)]))
+                continue
             else:
-                put_at(full, node.path, copy.deepcopy(node.parameter.to_value(coordinate)))
+                value = node.parameter.to_value(0.0 if node.column is None else point[node.column])
+                if node.options is not None:
+                    value = node.options[int(value)]
+            put_at(full, node.path, copy.deepcopy(value))
         _draw_sampled(full, sampled, seed)
         if self._include_constants:
             return full
-        return _only(full, [node.path for node in self._all if not node.conditions])
+        return _only(full, [node.path for node in self._nodes if not node.needs])
 
     def point(self, config: Mapping[str, Any], empty: Collection[str] = ()) -> Point:
         """Return the point of a complete configuration; parameters whose names are in `empty` are None."""
         coordinates, _, missing = self._read(config, empty)
         if missing:
-            raise SpaceError(f"'{missing[0].shown}' is missing from the configuration")
+            raise SpaceError(f"'{missing[0]}' is missing from the configuration")
         return tuple(coordinates.get(i, 0.0) for i in range(self.dimension))
 
-    def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
-        """Read a configuration that may leave parameters open: coordinates, and values to use as given."""
-        coordinates, given, _ = self._read(config)
+    def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], bool]:
+        """Return a configuration's coordinates, values to use as given, and True if it leaves none open."""
+        coordinates, given, missing = self._read(config)
         _refuse_unknown(config, self.spec, ())
-        return coordinates, given
+        return coordinates, given, not missing
 
     def _read(
         self, config: Mapping[str, Any], empty: Collection[str] = ()
-    ) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
-        """Return a configuration's coordinates, values to use as given, and the modelled nodes it lacks."""
+    ) -> tuple[dict[int, float], dict[Path, Any], list[str]]:
+        """Return a configuration's coordinates, values to use as given, and the parameters that it lacks."""
         coordinates: dict[int, float] = {}
         given: dict[Path, Any] = {}
-        missing: list[Node] = []
-        chosen: dict[int, int] = {}
-        index = {id(node): number for number, node in enumerate(self.nodes)}
-        for node in self._all:
-            if not node.is_chosen(chosen):
+        missing: list[str] = []
+        for node in self._nodes:
+            if not node.exists(coordinates):
                 continue
-            value = value_at(config, node.path, None if node.shown in empty else MISSING)
-            parameter = node.parameter
+            name, parameter = path_name(node.path), node.parameter
+            value = value_at(config, node.path, None if name in empty else MISSING)
             if value is MISSING:
-                if id(node) in index:
-                    missing.append(node)
-                    chosen[id(node)] = -1
+                if node.column is not None:
+                    missing.append(name)
                 continue
             if parameter is None:
                 given[node.path] = value
                 continue
             if node.options is not None:
-                value = chosen[id(node)] = option_of(node, value)
+                value = option_of(node, value)
             elif problem := parameter.why_invalid(value):
-                raise SpaceError(f"'{node.shown}' {problem}")
-            if id(node) in index:
-                coordinates[index[id(node)]] = parameter.to_coordinate(value)
+                raise SpaceError(f"'{name}' {problem}")
+            if node.column is not None:
+                coordinates[node.column] = parameter.to_coordinate(value)
             if isinstance(parameter, FloatRange):
                 # Converting to a coordinate and back may change the last bits; the trial must get `value`.
                 given[node.path] = float(value)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, read_json, text_or_none
+from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, read_object, text_or_none
 from horovod_tune.analysis.reader.records import Domain, Problem
 from horovod_tune.analysis.scoring import parse_limit
 
@@ -32,8 +32,6 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
 
     What another callback wrote for the same search is kept unless `known` overrides it. Raises `OSError`.
     """
-    if trial.storage is None:
-        return
     folder = Path(trial.storage.experiment_driver_staging_path)
     place = folder / f"{_PREFIX}{trial.trial_id}{_SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,8 +49,6 @@ def write_end(trial: Any) -> None:
 
     This is written to the storage itself: Tune has already copied the driver's folder for the last time.
     """
-    if trial.storage is None:
-        return
     name = f"{_PREFIX}{trial.trial_id}{_SUFFIX}"
     written = json.loads((Path(trial.storage.experiment_driver_staging_path) / name).read_text())
     place = f"{trial.storage.experiment_fs_path}/{name}"
@@ -152,15 +148,13 @@ def metadata_of(
     def read(name: str, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         try:  # the end of a search is recorded only in the storage
             return parse(replace(folder, staged=None).read(name) or folder.read(name) or b"")
-        except (ValueError, OSError) as error:
-            problems.append(Problem(name, f"not readable ({error})"))
+        except (TypeError, ValueError, OSError) as error:
+            problems.append(Problem(name, str(error)))
             return {}
 
     ours = {f"{_PREFIX}{trial_id}{_SUFFIX}" for trial_id in trial_ids}
-    drivers = [read(name, run_metadata) for name in sorted(ours.intersection(names))]
-    last = max(
-        drivers, key=lambda each: number_or_none(each.get("metadata", {}).get("written")) or 0.0, default={}
-    )
+    drivers = [found for name in sorted(ours & set(names)) if (found := read(name, run_metadata))]
+    last = max(drivers, key=lambda each: number_or_none(each["metadata"].get("written")) or 0.0, default={})
     states = [name for name in names if name.startswith("searcher-state-") and any(s in name for s in stamps)]
     searcher = read(max(states), searcher_metadata) if states else {}
     return searcher | {name: value for name, value in last.items() if value}
@@ -168,9 +162,7 @@ def metadata_of(
 
 def run_metadata(data: bytes) -> dict[str, Any]:
     """Return what the driver wrote when the search started (`horovod_tune_run-*.json`)."""
-    written = read_json(data)
-    if not isinstance(written, dict):
-        raise ValueError("not a JSON object")
+    written = read_object(data)
     samples, resources = written.get("num_samples"), written.get("resources")
     texts = {name: text_or_none(written.get(name)) for name in ("metric", "mode", "searcher", "scheduler")}
     return texts | {
@@ -194,30 +186,21 @@ def _amounts(bundle: Any) -> dict[str, float]:
 
 
 def searcher_metadata(data: bytes) -> dict[str, Any]:
-    """Return what `BayesOptSearch` saved: metric, mode, limits and front.
+    """Return what `BayesOptSearch` saved: metric, mode, limits, and `front`, the modes of several metrics.
 
-    Empty for the pickle of one of Tune's own searchers, which is not read. Raises `ValueError` if invalid.
+    Empty for the pickle of one of Tune's own searchers, which is not read. Raises `TypeError` or `ValueError`
+    if invalid.
     """
     if data[:1] == b"\x80":
         return {}
-    state = mapping(read_json(data))
-    try:
-        limits = tuple(parse_limit(str(text)) for text in state.get("limits") or ())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"its limits: {error}") from error
+    state = read_object(data)
+    metric, mode = state.get("metric"), state.get("mode")
+    pairs = zip(metric, mode, strict=False) if isinstance(metric, list) and isinstance(mode, list) else ()
+    front = {name: one for name, one in pairs if isinstance(name, str) and one in ("min", "max")}
     return {
-        "metric": text_or_none(state.get("metric")),
-        "mode": text_or_none(state.get("mode")),
+        "metric": text_or_none(metric),
+        "mode": text_or_none(mode),
         "searcher": text_or_none(str(state.get("format", "")).rsplit(".", 1)[-1]) or None,
-        "limits": limits,
-        "front": _front(state.get("metric"), state.get("mode")),
+        "limits": tuple(map(parse_limit, state.get("limits") or ())),
+        "front": front if len(front) > 1 else {},
     }
-
-
-def _front(metrics: Any, modes: Any) -> Mapping[str, str]:
-    """Return the mode of each metric of a search with several metrics; empty for any other."""
-    if not (isinstance(metrics, list) and isinstance(modes, list) and len(metrics) == len(modes)):
-        return {}
-    if not all(isinstance(name, str) for name in metrics) or set(map(str, modes)) - {"min", "max"}:
-        return {}
-    return dict(zip(metrics, modes, strict=True))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain, seconds, text_or_none
+from horovod_tune.analysis.reader.plain_values import mapping, parse_object, plain, seconds, text_or_none
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
 PREFIX, SUFFIX = "experiment_state-", ".json"
@@ -48,10 +48,7 @@ class StateFile:
 
 def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no trials in JSON."""
-    try:
-        state = mapping(parse_json(data.decode("utf-8", "replace")))
-    except ValueError as error:
-        raise ValueError(f"not readable as JSON ({error})") from error
+    state = parse_object(data.decode("utf-8", "replace"))
     pairs = state.get("trial_data")
     if pairs is None and isinstance(state.get("checkpoints"), list):
         pairs = [[trial, trial] for trial in state["checkpoints"]]  # Ray 1.x: all of a trial in one text
@@ -62,8 +59,8 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     for number, pair in enumerate(pairs):
         cut: dict[str, None] = {}  # each once: a hostile file has millions
         try:
-            trial, run = (_object(part) for part in pair)
-            trials.append(_trial(folder, number, trial, run, cut.setdefault))
+            trial, run = map(parse_object, pair)
+            trials.append(_trial(folder, number, plain(trial, cut.setdefault), run, cut.setdefault))
         except (ValueError, TypeError, KeyError) as error:
             what = f"{type(error).__name__}: {error}"[:300]
             problems.append(Problem(f"trial {number} of the state file", what))
@@ -73,28 +70,19 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     runner, stats = mapping(state.get("runner_data")), mapping(state.get("stats"))
     # Tune writes the same time twice. A copy may have one of them changed.
     starts = (seconds(runner.get("_start_time")), seconds(stats.get("start_time")))
-    start, metric = min(filter(None, starts), default=None), text_or_none(runner.get("_metric"))
+    start, metric = min(filter(None, starts), default=None), text_or_none(plain(runner.get("_metric")))
     return StateFile(name, tuple(trials), tuple(problems), metric, start)
-
-
-def _object(part: Any) -> dict[str, Any]:
-    if not isinstance(part, str):
-        raise ValueError("not a JSON text")
-    value = parse_json(part)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
 
 
 def _trial(
     folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any], tell: Callable[[str], object]
 ) -> TrialRecord:
-    trial_id = text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
+    trial_id = str(trial["trial_id"])[:300]
     name = text_or_none(trial.get("custom_trial_name"))
     name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
     # Before the first report, `last_result` has only the trial's names.
-    last = run.get("last_result") if "training_iteration" in mapping(run.get("last_result")) else None
-    config = plain(trial.get("config") or {}, tell)
+    told = mapping(plain(run.get("last_result"), tell))
+    last = told if "training_iteration" in told else None
     tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1" has the trial's number
     failures = run.get("num_failures")
     # Ray 1.x wrote the whole path.
@@ -106,12 +94,12 @@ def _trial(
         trial_id=trial_id,
         number=int(tag) if tag.isascii() and tag.isdigit() and len(tag) < 10 else number,
         name=name.replace("/", "_"),
-        config=config if isinstance(config, dict) else {},
+        config=mapping(trial.get("config")),
         status=text_or_none(trial.get("status")) or "UNKNOWN",
         directory=folder.below(place).shown if place else "",
         start_time=seconds(run.get("start_time")),
         end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
-        last_result=mapping(plain(last, tell)) or None,
+        last_result=last,
         num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
         error="" if run.get("error_filename") or run.get("error_file") else None,
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import OBJECT, iteration_of, mapping, read_json, seconds
+from horovod_tune.analysis.reader.plain_values import OBJECT, iteration_of, mapping, read_object, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
 _LARGEST_ERROR = 200_000  # bytes; the middle of a longer error is left out
@@ -60,9 +60,9 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
 
 def _params(data: bytes, tell: Callable[[str], object]) -> dict[str, Any]:
     try:
-        return mapping(read_json(data or b"{}", lambda what: tell(f"params.json: {what} is left out")))
+        return read_object(data or b"{}", lambda what: tell(f"params.json: {what} is left out"))
     except ValueError as error:
-        tell(f"params.json is not readable ({error})")
+        tell(f"params.json is {error}")
         return {}
 
 
@@ -73,9 +73,7 @@ def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
             continue
         cut: dict[str, None] = {}  # each once: a hostile line has millions
         try:
-            row = read_json(line, cut.setdefault)
-            if not isinstance(row, dict):
-                raise ValueError("not a JSON object")
+            row = read_object(line, cut.setdefault)
         except ValueError:
             half = number == len(lines)
             what = "ends in a half-written report" if half else f"line {number} is not a report"

@@ -8,45 +8,60 @@ writes into the same folder, but its file has other trials. The format is JSON w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import mapping, parse_object, plain, seconds, text_or_none
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
-PREFIX, SUFFIX = "experiment_state-", ".json"
+_PREFIX, _SUFFIX = "experiment_state-", ".json"
 
 
 def is_state(name: str) -> bool:
-    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
-@dataclass(frozen=True)
-class StateFile:
-    """One driver's record of its search: the trials in the order of creation, and what could not be read.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One search: `trials`, in the order of creation, are those of its newest state file.
 
-    `start_time` is when the driver started (Unix time in seconds, None if not known). `name` is empty if
-    there is no such file.
+    `files` are the names of its state files, oldest first, and `sessions` the Unix times in seconds at which
+    their drivers started, as far as known. `earlier` are the trials as older files have them.
     """
 
-    name: str = ""
     trials: tuple[TrialRecord, ...] = ()
+    files: tuple[str, ...] = ()
+    sessions: tuple[float, ...] = ()
     problems: tuple[Problem, ...] = ()
     metric: str | None = None
-    start_time: float | None = None
+    earlier: tuple[TrialRecord, ...] = ()
 
     @property
-    def stamp(self) -> str:
-        """The driver's start time, as in the names of Tune's files."""
-        return self.name.removeprefix(PREFIX).removesuffix(SUFFIX)
+    def stamps(self) -> list[str]:
+        """Each driver's start time, as in the names of Tune's files."""
+        return [name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in self.files]
+
+    @property
+    def name(self) -> str | None:
+        """What `analyze(…, run=name)` selects it by."""
+        return self.stamps[0] if self.files else None
 
     @property
     def trial_ids(self) -> frozenset[str]:
-        return frozenset(trial.trial_id for trial in self.trials)
+        return frozenset(trial.trial_id for trial in (*self.trials, *self.earlier))
+
+    def after(self, older: Run) -> Run:
+        """Return the search to which the older state file, or files, belong too."""
+        return replace(
+            self,
+            files=tuple(sorted((*older.files, *self.files))),
+            sessions=tuple(sorted({*older.sessions, *self.sessions})),
+            earlier=(*older.earlier, *older.trials, *self.earlier),
+        )
 
 
-def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
+def parse_state(data: bytes, name: str, folder: Folder) -> Run:
     """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no trials in JSON."""
     state = parse_object(data.decode("utf-8", "replace"))
     pairs = state.get("trial_data")
@@ -70,8 +85,9 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     runner, stats = mapping(state.get("runner_data")), mapping(state.get("stats"))
     # Tune writes the same time twice. A copy may have one of them changed.
     starts = (seconds(runner.get("_start_time")), seconds(stats.get("start_time")))
-    start, metric = min(filter(None, starts), default=None), text_or_none(plain(runner.get("_metric")))
-    return StateFile(name, tuple(trials), tuple(problems), metric, start)
+    started = sorted(filter(None, starts))[:1]
+    metric = text_or_none(plain(runner.get("_metric")))
+    return Run(tuple(trials), (name,), tuple(started), tuple(problems), metric)
 
 
 def _trial(
@@ -105,41 +121,19 @@ def _trial(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One search: its state files, the newest first. `analyze(…, run=name)` selects it."""
-
-    files: tuple[StateFile, ...] = (StateFile(),)
-
-    @property
-    def name(self) -> str:
-        return self.files[-1].stamp
-
-    @property
-    def stamps(self) -> frozenset[str]:
-        return frozenset(file.stamp for file in self.files)
-
-    @property
-    def trial_ids(self) -> frozenset[str]:
-        return frozenset().union(*(file.trial_ids for file in self.files))
-
-    @property
-    def sessions(self) -> tuple[float, ...]:
-        """The Unix times in seconds at which its drivers started, earliest first."""
-        return tuple(sorted({file.start_time for file in self.files if file.start_time is not None}))
-
-
-def runs_of(files: Iterable[StateFile]) -> list[Run]:
-    """Return the searches that have state files, the oldest first.
+def runs_of(states: Iterable[Run]) -> list[Run]:
+    """Return the searches of single state files, in the order of their last drivers' starts.
 
     Two files belong to one search when they have a trial in common.
     """
     runs: list[Run] = []
-    for file in sorted(files, key=lambda file: file.name):
-        same = [run for run in runs if run.trial_ids & file.trial_ids]
-        joined = sorted((file, *(f for run in same for f in run.files)), key=lambda f: f.name, reverse=True)
-        runs = [*(run for run in runs if run not in same), Run(tuple(joined))]
-    return sorted(runs, key=lambda run: run.files[0].name)
+    for newest in sorted(states, key=lambda state: state.files):
+        same = [run for run in runs if run.trial_ids & newest.trial_ids]
+        runs = [run for run in runs if run not in same]
+        for run in same:
+            newest = newest.after(run)
+        runs.append(newest)
+    return runs
 
 
 def choose(runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None) -> Run:
@@ -151,9 +145,9 @@ def choose(runs: Sequence[Run], name: str | None = None, trial_ids: Collection[s
         for run in runs:
             if name in run.stamps:
                 return run
-        known = ", ".join(run.name for run in runs) or "none"
+        known = ", ".join(str(run.name) for run in runs) or "none"
         raise ValueError(f"there is no run {name!r} in this experiment; its runs: {known}")
     if trial_ids is not None:
-        common = [len(run.trial_ids & set(trial_ids)) for run in runs]
-        return runs[common.index(max(common))] if any(common) else Run()
+        runs = [run for run in runs if not run.trial_ids.isdisjoint(trial_ids)]
+        return max(runs, key=lambda run: len(run.trial_ids.intersection(trial_ids)), default=Run())
     return runs[-1] if runs else Run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +64,8 @@ def is_better(value: float, other: float, mode: str) -> bool:
     >>> is_better(1.0, 1.0, "min"), is_better(float("nan"), 1.0, "min"), is_better(1.0, float("nan"), "max")
     (False, False, True)
     """
-    if not math.isfinite(value):
-        return False
-    if not math.isfinite(other):
-        return True
+    if not (math.isfinite(value) and math.isfinite(other)):
+        return math.isfinite(value)
     return value < other if mode == "min" else value > other
 
 
@@ -116,20 +114,16 @@ def known_values(
     >>> list(known_values([{"a": 1}, {"b": 5}, {"a": 2}], ["a", "b"]))
     [(1.0, None), (1.0, 5.0), (2.0, 5.0)]
     """
-    known: list[float | None] = [None] * len(metrics)
+    known: dict[str, float | None] = dict.fromkeys(metrics)
     for row in rows:
-        for place, metric in enumerate(metrics):
-            value = value_of(row, metric)
-            if value is not None:
-                known[place] = value
-        yield tuple(known)
+        known |= {name: value for name in known if (value := value_of(row, name)) is not None}
+        yield tuple(known[name] for name in metrics)
 
 
-def kept(rows: Sequence[Mapping[str, Any]], limits: Iterable[Limit]) -> list[bool]:
+def kept(rows: Sequence[Mapping[str, Any]], limits: Sequence[Limit]) -> list[bool]:
     """Return, for each report, True if it meets all limits."""
-    limits = tuple(limits)
     values = known_values(rows, [limit.metric for limit in limits])
-    return [all(limit.kept_by(v) for limit, v in zip(limits, at, strict=True)) for at in values]
+    return [all(map(Limit.kept_by, limits, at)) for at in values]
 
 
 def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:

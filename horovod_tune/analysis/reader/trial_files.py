@@ -45,7 +45,11 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     config, error = trial.config, trial.error
     if trial.status == "UNKNOWN" or OBJECT in str(config):  # params.json has objects as text
         params = read("params.json")
-        config = _params(params, tell) or config
+        try:
+            found = read_object(params or b"{}", lambda what: tell(f"params.json: {what} is left out"))
+            config = found or config
+        except ValueError as reason:
+            tell(f"params.json is {reason}")
         if not params and not (rows and mapping(rows[-1].get("config"))):
             tell("params.json is missing")
     if error is not None:
@@ -56,14 +60,6 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             text = text[:half] + left + text[-half:]
         error = text.decode("utf-8", "replace")
     return _completed(replace(trial, config=config, error=error), rows), list(problems)
-
-
-def _params(data: bytes, tell: Callable[[str], object]) -> dict[str, Any]:
-    try:
-        return read_object(data or b"{}", lambda what: tell(f"params.json: {what} is left out"))
-    except ValueError as error:
-        tell(f"params.json is {error}")
-        return {}
 
 
 def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from horovod_tune.analysis.experiment_metadata import metadata_of
-from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders, shown_place
+from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.state_files import Run, choose, is_state, parse_state, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files
@@ -24,23 +23,6 @@ _ENDED = ("TERMINATED", "ERROR")
 _EQUAL = 4  # this many trials with the same problem share one line
 _COPIED_S = 3600.0  # a search writes its first file within this time of its driver's start
 _READERS = 16  # threads: each request to cloud storage has a high latency (a local disk needs only one)
-
-
-def result_of(returned: Any) -> tuple[Folder, tuple[str | None, str | None], frozenset[str] | None]:
-    """Return the folder, (metric, mode) and trial ids of what `tune.run` or `Tuner.fit` returned.
-
-    Raises `TypeError` for anything else.
-    """
-    got = type(returned).__name__
-    returned = getattr(returned, "_experiment_analysis", returned)
-    filesystem, path = getattr(returned, "_fs", None), getattr(returned, "_experiment_fs_path", None)
-    if filesystem is None or not isinstance(path, str):
-        raise TypeError(f"experiment must be a path, or what tune.run or Tuner.fit returned; got {got}")
-    folder = Folder(filesystem, path, shown_place(filesystem, path))
-    trials = getattr(returned, "trials", None)
-    ids = frozenset(str(trial.trial_id) for trial in trials) if trials else None
-    known = (getattr(returned, "default_metric", None), getattr(returned, "default_mode", None))
-    return folder, known, ids
 
 
 def read_experiment(

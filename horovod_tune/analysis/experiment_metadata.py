@@ -94,12 +94,9 @@ def space_metadata(config: Any) -> dict[str, Any]:
         if isinstance(value, dict) and set(value) == {"grid_search"}:
             values = [_plain(each) for each in value["grid_search"]]
             space[path] = {"kind": "categorical", "text": f"grid_search({values!r})"}
-        elif isinstance(value, dict):
-            for key, inner in value.items():
+        elif isinstance(value, (dict, list, tuple)):
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 visit(f"{path}/{key}" if path else str(key), inner)
-        elif isinstance(value, (list, tuple)):
-            for index, inner in enumerate(value):
-                visit(f"{path}/{index}", inner)
         elif hasattr(value, "sampler") and hasattr(value, "is_valid"):  # one of Tune's domains
             space[path] = _domain_metadata(value)
         else:

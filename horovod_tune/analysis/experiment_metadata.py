@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -36,9 +37,13 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
     place = folder / f"{_PREFIX}{trial.trial_id}{_SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
     before = json.loads(place.read_text()) if place.exists() else {}
+    versions = {"Python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     bundles = getattr(trial.placement_group_factory, "bundles", [])
-    written = before | environment() | {"resources": bundles, "written": time.time()}
-    written |= {name: value for name, value in known.items() if value is not None}
+    written = before | {"versions": versions, "cluster": _cluster(), "resources": bundles}
+    written |= {"written": time.time()} | {name: value for name, value in known.items() if value is not None}
     partial = folder / f".{place.name}.{os.getpid()}"
     partial.write_text(json.dumps(written))
     partial.replace(place)
@@ -56,22 +61,9 @@ def write_end(trial: Any) -> None:
         file.write(json.dumps(written | {"ended": True}).encode())
 
 
-def environment() -> dict[str, Any]:
-    """Return the versions of Python and packages, and the cluster's size, as plain data."""
-    versions = {"Python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "cluster": _cluster()}
-
-
 def _cluster() -> dict[str, Any]:
     import ray
 
-    if not ray.is_initialized():
-        return {}
     resources = ray.cluster_resources()
     shown = {name: resources[name] for name in ("CPU", "GPU", "TPU") if name in resources}
     nodes = sum(1 for node in ray.nodes() if node.get("Alive"))

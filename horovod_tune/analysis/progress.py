@@ -17,7 +17,7 @@ from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.printable import one_line, printable, sparkline
 from horovod_tune.analysis.report.run_summary import duration
-from horovod_tune.analysis.scoring import check_metric, is_better, nested_value, value_of
+from horovod_tune.analysis.scoring import check_metric, nested_value, value_of
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
 
@@ -120,7 +120,10 @@ class Progress:
         return self._is_best(trial_id, value)
 
     def _is_best(self, trial_id: str, value: float | None) -> bool:
-        if value is None or self.mode is None or not is_better(value, self.best_value, self.mode):
+        if value is None or self.mode is None or not math.isfinite(value):
+            return False
+        is_first = self.best_trial is None
+        if not is_first and (value >= self.best_value if self.mode == "min" else value <= self.best_value):
             return False
         self.best_value, self.best_trial = value, trial_id
         return True

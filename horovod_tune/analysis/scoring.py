@@ -58,17 +58,6 @@ def nested_value(values: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def is_better(value: float, other: float, mode: str) -> bool:
-    """Return True if a value beats another; NaN and infinities beat nothing, nor does an equal value.
-
-    >>> is_better(1.0, 1.0, "min"), is_better(float("nan"), 1.0, "min"), is_better(1.0, float("nan"), "max")
-    (False, False, True)
-    """
-    if not (math.isfinite(value) and math.isfinite(other)):
-        return math.isfinite(value)
-    return value < other if mode == "min" else value > other
-
-
 _SENSES = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _LIMIT = re.compile(r"\s*(?P<metric>[^<>=]+?)\s*(?P<sense><=|>=|<|>)\s*(?P<bound>[^<>=]+?)\s*")
 

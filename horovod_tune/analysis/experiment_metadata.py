@@ -25,7 +25,7 @@ from horovod_tune.analysis.scoring import parse_limit
 # In a file's name, the id of the driver's first trial is between the two: a folder may hold several searches.
 _PREFIX, _SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
-_MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
+_MOST_CONSTANTS, _LONGEST_TEXT = 5_000, 300
 
 
 def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
@@ -71,31 +71,23 @@ def _cluster() -> dict[str, Any]:
     return {"nodes": nodes, **shown, **memory, "system": f"{platform.system()} {platform.machine()}"}
 
 
-def space_metadata(config: Any) -> dict[str, Any]:
+def space_metadata(config: dict[str, Any]) -> dict[str, Any]:
     """Return the domains of a search space by flat name (`net/width`), and its constants.
 
     >>> space_metadata({"net": {"layers": {"grid_search": [1, 2]}, "act": "relu"}})["constants"]
     {'net/act': 'relu'}
     """
-    space: dict[str, Any] = {}
-    constants: dict[str, Any] = {}
+    from ray.tune.search.variant_generator import parse_spec_vars
 
-    def visit(path: str, value: Any) -> None:
-        if len(space) + len(constants) >= _MOST_PARAMETERS:
-            return
-        if isinstance(value, dict) and set(value) == {"grid_search"}:
-            values = [_plain(each) for each in value["grid_search"]]
-            space[path] = {"kind": "categorical", "text": f"grid_search({values!r})"}
-        elif isinstance(value, (dict, list, tuple)):
-            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                visit(f"{path}/{key}" if path else str(key), inner)
-        elif hasattr(value, "sampler") and hasattr(value, "is_valid"):  # one of Tune's domains
-            space[path] = _domain_metadata(value)
-        else:
-            constants[path] = _plain(value)
+    constants, domains, grids = parse_spec_vars(config)
+    return {
+        "space": {_name(path): _domain_metadata(domain) for path, domain in (*domains, *grids)},
+        "constants": {_name(path): _plain(value) for path, value in constants[:_MOST_CONSTANTS]},
+    }
 
-    visit("", config if isinstance(config, dict) else {})
-    return {"space": space, "constants": constants}
+
+def _name(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path))
 
 
 def _plain(value: Any) -> Any:
@@ -109,7 +101,8 @@ def _domain_metadata(domain: Any) -> dict[str, Any]:
         sampler, step = sampler.sampler, sampler.q
     if kind == "Categorical":
         values = [_plain(value) for value in domain.categories]
-        return {"kind": "categorical", "text": f"choice({values!r})"}
+        function = "grid_search" if type(sampler).__name__ == "Grid" else "choice"
+        return {"kind": "categorical", "text": f"{function}({values!r})"}
     if kind not in ("Float", "Integer"):
         return {"kind": "other", "text": "sample_from(…)"}
     name = type(sampler).__name__

@@ -122,8 +122,7 @@ class Progress:
     def _is_best(self, trial_id: str, value: float | None) -> bool:
         if value is None or self.mode is None or not math.isfinite(value):
             return False
-        is_first = self.best_trial is None
-        if not is_first and (value >= self.best_value if self.mode == "min" else value <= self.best_value):
+        if value >= self.best_value if self.mode == "min" else value <= self.best_value:  # not the first: NaN
             return False
         self.best_value, self.best_trial = value, trial_id
         return True

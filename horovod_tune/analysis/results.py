@@ -71,12 +71,12 @@ class Analysis:
         If more reports may come, it counts as running until nothing has been written for 11 minutes.
         """
         over = self.record.metadata.get("ended") is not False  # the key is missing if no trial is distributed
-        if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
-            return "finished" if self.run is not None else "unknown"
-        last = self.record.last_write
-        if last is not None and time.time() - last < _QUIET_S:
+        over &= bool(self.trials) and all(t.status in ("TERMINATED", "ERROR") for t in self.trials)
+        if not over and time.time() - (self.record.last_write or 0.0) < _QUIET_S:
             return "running"
-        return "interrupted" if self.run is not None else "unknown"
+        if self.run is None:
+            return "unknown"
+        return "finished" if over else "interrupted"
 
     def reload(self) -> Analysis:
         """Return the experiment as it is now."""

@@ -23,7 +23,8 @@ def parse_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"not readable as JSON ({error})") from error
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"not readable as JSON ({why})") from error
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
@@ -50,8 +51,6 @@ def plain(value: Any, tell: Callable[[str], object] = lambda what: None, depth: 
     >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
     {'model': '<object>'}
     """
-
-    what = ""
     match value:
         case float() | bool() | None:
             return value

@@ -109,7 +109,12 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     for name, on_the_right, _ in columns:
-        table.add_column(_safe(name), justify="right" if on_the_right else "left", no_wrap=True)
+        table.add_column(
+            _safe(name),
+            justify="right" if on_the_right else "left",
+            no_wrap=True,
+            min_width=8 if name == "curve" else None,
+        )
     for number, *cells in zip(order, *(texts for *_, texts in columns), strict=True):
         table.add_row(*cells, style="bold" if number == analysis.best_number else "")
     more = ", ".join(f"{count} more {what}" for what, count in left.items() if count > 0)

@@ -47,14 +47,12 @@ def nested_value(values: Mapping[str, Any], name: str) -> Any:
     >>> nested_value({"valid": {"top/1": 2}}, "valid/top/1")
     2
     """
-    value = values.get(name)
-    first, slash, rest = name.partition("/")
-    while value is None and slash:
-        inner = values.get(first)
+    value, slash = values.get(name), name.find("/")
+    while value is None and slash >= 0:
+        inner = values.get(name[:slash])
         if isinstance(inner, Mapping):
-            value = nested_value(inner, rest)
-        part, slash, rest = rest.partition("/")
-        first = f"{first}/{part}"
+            value = nested_value(inner, name[slash + 1 :])
+        slash = name.find("/", slash + 1)
     return value
 
 

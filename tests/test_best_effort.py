@@ -72,7 +72,7 @@ def test_a_notebooks_table_that_fails_ends_nothing(
     pytest.importorskip("IPython")
     monkeypatch.setattr("horovod_tune.analysis.terminal.as_html", broken)
     monkeypatch.setattr("IPython.display.display", lambda *args, **keywords: SimpleNamespace(update=print))
-    monkeypatch.setattr(progress, "_view", lambda *args: progress.notebook_view())
+    monkeypatch.setattr("IPython.get_ipython", type("ZMQInteractiveShell", (), {}))
     shown = ProgressCallback()
     shown.setup()
     for step in range(2):

@@ -41,22 +41,18 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     export.add_argument("--what", choices=("trials", "history"), default="trials", help=what)
 
     for parser, command in ((report, _report), (show, _show), (export, _export)):
-        _add_common(parser)
         parser.set_defaults(run=partial(_run, command))
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("experiment", help="the experiment's folder: a path, or a URI such as s3://bucket/name")
-    option("--metric", help="the metric by which trials are compared (default: the experiment's own)")
-    option("--mode", choices=("min", "max"), help="whether lower or higher is better")
-    limit = 'a condition that the best trial must meet, such as "latency_ms <= 20"; may be repeated '
-    limit += "(default: the limits that BayesOptSearch was given)"
-    option("--limit", action="append", default=[], metavar="LIMIT", help=limit)
-    run = "the search to read, if several wrote into the folder (default: the newest)"
-    option("--run", dest="run_name", metavar="NAME", help=run)
-    scope = "compare trials by their last value or by the best of all (default: %(default)s)"
-    option("--scope", choices=("last", "all"), default="last", help=scope)
+        option = parser.add_argument
+        option("experiment", help="the experiment's folder: a path, or a URI such as s3://bucket/name")
+        option("--metric", help="the metric by which trials are compared (default: the experiment's own)")
+        option("--mode", choices=("min", "max"), help="whether lower or higher is better")
+        limit = 'a condition that the best trial must meet, such as "latency_ms <= 20"; may be repeated '
+        limit += "(default: the limits that BayesOptSearch was given)"
+        option("--limit", action="append", default=[], metavar="LIMIT", help=limit)
+        run = "the search to read, if several wrote into the folder (default: the newest)"
+        option("--run", dest="run_name", metavar="NAME", help=run)
+        scope = "compare trials by their last value or by the best of all (default: %(default)s)"
+        option("--scope", choices=("last", "all"), default="last", help=scope)
 
 
 def _objectives(text: str) -> dict[str, str]:

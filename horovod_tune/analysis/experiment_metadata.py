@@ -11,20 +11,21 @@ import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, read_json, text_or_none
+from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, read_object, text_or_none
 from horovod_tune.analysis.reader.records import Domain, Problem
 from horovod_tune.analysis.scoring import parse_limit
 
 # In a file's name, the id of the driver's first trial is between the two: a folder may hold several searches.
 _PREFIX, _SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
-_MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
+_MOST_CONSTANTS, _LONGEST_TEXT = 5_000, 300
 
 
 def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
@@ -32,15 +33,17 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
 
     What another callback wrote for the same search is kept unless `known` overrides it. Raises `OSError`.
     """
-    if trial.storage is None:
-        return
     folder = Path(trial.storage.experiment_driver_staging_path)
     place = folder / f"{_PREFIX}{trial.trial_id}{_SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
     before = json.loads(place.read_text()) if place.exists() else {}
+    versions = {"Python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     bundles = getattr(trial.placement_group_factory, "bundles", [])
-    written = before | environment() | {"resources": bundles, "written": time.time()}
-    written |= {name: value for name, value in known.items() if value is not None}
+    written = before | {"versions": versions, "cluster": _cluster(), "resources": bundles}
+    written |= {"written": time.time()} | {name: value for name, value in known.items() if value is not None}
     partial = folder / f".{place.name}.{os.getpid()}"
     partial.write_text(json.dumps(written))
     partial.replace(place)
@@ -51,8 +54,6 @@ def write_end(trial: Any) -> None:
 
     This is written to the storage itself: Tune has already copied the driver's folder for the last time.
     """
-    if trial.storage is None:
-        return
     name = f"{_PREFIX}{trial.trial_id}{_SUFFIX}"
     written = json.loads((Path(trial.storage.experiment_driver_staging_path) / name).read_text())
     place = f"{trial.storage.experiment_fs_path}/{name}"
@@ -60,22 +61,9 @@ def write_end(trial: Any) -> None:
         file.write(json.dumps(written | {"ended": True}).encode())
 
 
-def environment() -> dict[str, Any]:
-    """Return the versions of Python and packages, and the cluster's size, as plain data."""
-    versions = {"Python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "cluster": _cluster()}
-
-
 def _cluster() -> dict[str, Any]:
     import ray
 
-    if not ray.is_initialized():
-        return {}
     resources = ray.cluster_resources()
     shown = {name: resources[name] for name in ("CPU", "GPU", "TPU") if name in resources}
     nodes = sum(1 for node in ray.nodes() if node.get("Alive"))
@@ -83,34 +71,23 @@ def _cluster() -> dict[str, Any]:
     return {"nodes": nodes, **shown, **memory, "system": f"{platform.system()} {platform.machine()}"}
 
 
-def space_metadata(config: Any) -> dict[str, Any]:
+def space_metadata(config: dict[str, Any]) -> dict[str, Any]:
     """Return the domains of a search space by flat name (`net/width`), and its constants.
 
     >>> space_metadata({"net": {"layers": {"grid_search": [1, 2]}, "act": "relu"}})["constants"]
     {'net/act': 'relu'}
     """
-    space: dict[str, Any] = {}
-    constants: dict[str, Any] = {}
+    from ray.tune.search.variant_generator import parse_spec_vars
 
-    def visit(path: str, value: Any) -> None:
-        if len(space) + len(constants) >= _MOST_PARAMETERS:
-            return
-        if isinstance(value, dict) and set(value) == {"grid_search"}:
-            values = [_plain(each) for each in value["grid_search"]]
-            space[path] = {"kind": "categorical", "text": f"grid_search({values!r})"}
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                visit(f"{path}/{key}" if path else str(key), inner)
-        elif isinstance(value, (list, tuple)):
-            for index, inner in enumerate(value):
-                visit(f"{path}/{index}", inner)
-        elif hasattr(value, "sampler") and hasattr(value, "is_valid"):  # one of Tune's domains
-            space[path] = _domain_metadata(value)
-        else:
-            constants[path] = _plain(value)
+    constants, domains, grids = parse_spec_vars(config)
+    return {
+        "space": {_name(path): _domain_metadata(domain) for path, domain in (*domains, *grids)},
+        "constants": {_name(path): _plain(value) for path, value in constants[:_MOST_CONSTANTS]},
+    }
 
-    visit("", config if isinstance(config, dict) else {})
-    return {"space": space, "constants": constants}
+
+def _name(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path))
 
 
 def _plain(value: Any) -> Any:
@@ -124,7 +101,8 @@ def _domain_metadata(domain: Any) -> dict[str, Any]:
         sampler, step = sampler.sampler, sampler.q
     if kind == "Categorical":
         values = [_plain(value) for value in domain.categories]
-        return {"kind": "categorical", "text": f"choice({values!r})"}
+        function = "grid_search" if type(sampler).__name__ == "Grid" else "choice"
+        return {"kind": "categorical", "text": f"{function}({values!r})"}
     if kind not in ("Float", "Integer"):
         return {"kind": "other", "text": "sample_from(…)"}
     name = type(sampler).__name__
@@ -152,15 +130,13 @@ def metadata_of(
     def read(name: str, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         try:  # the end of a search is recorded only in the storage
             return parse(replace(folder, staged=None).read(name) or folder.read(name) or b"")
-        except (ValueError, OSError) as error:
-            problems.append(Problem(name, f"not readable ({error})"))
+        except (TypeError, ValueError, OSError) as error:
+            problems.append(Problem(name, str(error)))
             return {}
 
     ours = {f"{_PREFIX}{trial_id}{_SUFFIX}" for trial_id in trial_ids}
-    drivers = [read(name, run_metadata) for name in sorted(ours.intersection(names))]
-    last = max(
-        drivers, key=lambda each: number_or_none(each.get("metadata", {}).get("written")) or 0.0, default={}
-    )
+    drivers = [found for name in sorted(ours & set(names)) if (found := read(name, run_metadata))]
+    last = max(drivers, key=lambda each: number_or_none(each["metadata"].get("written")) or 0.0, default={})
     states = [name for name in names if name.startswith("searcher-state-") and any(s in name for s in stamps)]
     searcher = read(max(states), searcher_metadata) if states else {}
     return searcher | {name: value for name, value in last.items() if value}
@@ -168,9 +144,7 @@ def metadata_of(
 
 def run_metadata(data: bytes) -> dict[str, Any]:
     """Return what the driver wrote when the search started (`horovod_tune_run-*.json`)."""
-    written = read_json(data)
-    if not isinstance(written, dict):
-        raise ValueError("not a JSON object")
+    written = read_object(data)
     samples, resources = written.get("num_samples"), written.get("resources")
     texts = {name: text_or_none(written.get(name)) for name in ("metric", "mode", "searcher", "scheduler")}
     return texts | {
@@ -194,30 +168,21 @@ def _amounts(bundle: Any) -> dict[str, float]:
 
 
 def searcher_metadata(data: bytes) -> dict[str, Any]:
-    """Return what `BayesOptSearch` saved: metric, mode, limits and front.
+    """Return what `BayesOptSearch` saved: metric, mode, limits, and `front`, the modes of several metrics.
 
-    Empty for the pickle of one of Tune's own searchers, which is not read. Raises `ValueError` if invalid.
+    Empty for the pickle of one of Tune's own searchers, which is not read. Raises `TypeError` or `ValueError`
+    if invalid.
     """
     if data[:1] == b"\x80":
         return {}
-    state = mapping(read_json(data))
-    try:
-        limits = tuple(parse_limit(str(text)) for text in state.get("limits") or ())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"its limits: {error}") from error
+    state = read_object(data)
+    metric, mode = state.get("metric"), state.get("mode")
+    pairs = zip(metric, mode, strict=False) if isinstance(metric, list) and isinstance(mode, list) else ()
+    front = {name: one for name, one in pairs if isinstance(name, str) and one in ("min", "max")}
     return {
-        "metric": text_or_none(state.get("metric")),
-        "mode": text_or_none(state.get("mode")),
+        "metric": text_or_none(metric),
+        "mode": text_or_none(mode),
         "searcher": text_or_none(str(state.get("format", "")).rsplit(".", 1)[-1]) or None,
-        "limits": limits,
-        "front": _front(state.get("metric"), state.get("mode")),
+        "limits": tuple(map(parse_limit, state.get("limits") or ())),
+        "front": front if len(front) > 1 else {},
     }
-
-
-def _front(metrics: Any, modes: Any) -> Mapping[str, str]:
-    """Return the mode of each metric of a search with several metrics; empty for any other."""
-    if not (isinstance(metrics, list) and isinstance(modes, list) and len(metrics) == len(modes)):
-        return {}
-    if not all(isinstance(name, str) for name in metrics) or set(map(str, modes)) - {"min", "max"}:
-        return {}
-    return dict(zip(metrics, modes, strict=True))

@@ -36,7 +36,7 @@ def last_screen(trials: Sequence[Any], progress: Progress) -> str:
     """
     metadata: dict[str, Any] = {}
     states = sorted(Path(trials[0].storage.experiment_driver_staging_path).glob("searcher-state-*"))
-    with suppress(OSError, ValueError):  # `analyze` reports the problem
+    with suppress(OSError, TypeError, ValueError):  # `analyze` reports the problem
         metadata = searcher_metadata(states[-1].read_bytes()) if states else {}
     limits, front = metadata.get("limits", ()), metadata.get("front")
     filesystem = trials[0].storage.storage_filesystem

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from horovod_tune.analysis.reader.folders import open_folder
+from horovod_tune.analysis.reader.folders import Folder, open_folder, shown_place
 from horovod_tune.analysis.reader.records import ExperimentRecord
-from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
+from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import Limit, check_metric, parse_limit
 
@@ -51,19 +51,25 @@ def analyze(
         if isinstance(limits, str) or not isinstance(limits, Iterable):
             raise TypeError(f'limits must be a list such as ["latency_ms <= 20"], got {limits!r}')
         given = [limit if isinstance(limit, Limit) else parse_limit(limit) for limit in limits]
-    known: tuple[str | None, str | None] = (None, None)
-    trial_ids = None
+    known_metric, known_mode, trial_ids = None, None, None
     if isinstance(experiment, (str, os.PathLike)):
         folder = open_folder(experiment, filesystem)
     else:
-        folder, known, trial_ids = result_of(experiment)
-        trial_ids = trial_ids if run is None else None
+        tunes = getattr(experiment, "_experiment_analysis", experiment)
+        filesystem, path = getattr(tunes, "_fs", None), getattr(tunes, "_experiment_fs_path", None)
+        if filesystem is None or not isinstance(path, str):
+            what = "must be a path, or what tune.run or Tuner.fit returned"
+            raise TypeError(f"experiment {what}; got {type(experiment).__name__}")
+        folder = Folder(filesystem, path, shown_place(filesystem, path))
+        known_metric, known_mode = tunes.default_metric, tunes.default_mode
+        if run is None and tunes.trials:
+            trial_ids = frozenset(str(trial.trial_id) for trial in tunes.trials)
     record = read_experiment(folder, run=run, trial_ids=trial_ids)
     if run is None and trial_ids is None and len(record.runs) > 1:
         warnings.warn(f"{record.path}: {several_runs(record)}", stacklevel=2)
-    metric = metric or known[0]
-    if mode is None and metric == known[0]:
-        mode = known[1]
+    metric = metric or known_metric
+    if mode is None and metric == known_metric:
+        mode = known_mode
     kept = record.limits if given is None else given
     return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept, trial_ids=trial_ids)
 

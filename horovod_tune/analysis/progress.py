@@ -17,7 +17,7 @@ from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.printable import one_line, printable, sparkline
 from horovod_tune.analysis.report.run_summary import duration
-from horovod_tune.analysis.scoring import check_metric, is_better, nested_value, value_of
+from horovod_tune.analysis.scoring import check_metric, nested_value, value_of
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
 
@@ -120,7 +120,9 @@ class Progress:
         return self._is_best(trial_id, value)
 
     def _is_best(self, trial_id: str, value: float | None) -> bool:
-        if value is None or self.mode is None or not is_better(value, self.best_value, self.mode):
+        if value is None or self.mode is None or not math.isfinite(value):
+            return False
+        if value >= self.best_value if self.mode == "min" else value <= self.best_value:  # not the first: NaN
             return False
         self.best_value, self.best_trial = value, trial_id
         return True
@@ -191,7 +193,7 @@ class Progress:
 class View:
     """Where progress is shown: as lines or, with `redraw`, as a table of at most `rows` trials.
 
-    `stop` is called when the search ends.
+    `stop` is called when the search ends; in a notebook it removes the table.
     """
 
     write: Callable[[str], None]
@@ -200,50 +202,44 @@ class View:
     stop: Callable[[], None] = lambda: None
 
 
-def live_view(stream: Any) -> View:
-    """Return a view with a table at the bottom of the terminal; all other output scrolls above it."""
-    try:
-        from rich.console import Console
-        from rich.live import Live
-    except ImportError as error:
-        raise ImportError("live progress needs rich: pip install 'horovod_tune[analysis]'") from error
-    console = Console(file=stream, force_terminal=True, highlight=False)
-    live = Live(console=console, auto_refresh=False, transient=True)
-    live.start()
-    atexit.register(live.stop)  # an error must not leave the cursor hidden
-    return View(
-        lambda line: console.print(line, markup=False),
-        redraw=lambda table: live.update(table, refresh=True),
-        rows=max(1, min(_ROWS, console.height - 5)),
-        stop=live.stop,
-    )
-
-
-def notebook_view() -> View:
-    """Return a view for a notebook's cell: the table is removed at the end, printed lines stay."""
-    from IPython.display import HTML, display
-
-    from horovod_tune.analysis.terminal import as_html
-
-    cell: Any = display(HTML("<div></div>"), display_id=True)
-    return View(
-        print,
-        redraw=lambda table: cell.update(HTML(as_html(table))),
-        stop=lambda: cell.update(HTML("<div></div>")),
-    )
-
-
 def _view(stream: Any, live: bool | None) -> View:
     # A notebook's kernel has IPython loaded; no other process should load it to find out.
     ipython = sys.modules.get("IPython")
     shell = type(ipython.get_ipython()).__name__ if ipython is not None else ""
     in_notebook = stream is None and shell == "ZMQInteractiveShell"
     stream = stream or sys.stdout
-    if live is None and importlib.util.find_spec("rich") is not None:
-        live = in_notebook or getattr(stream, "isatty", lambda: False)()
-    if live:
-        return notebook_view() if in_notebook else live_view(stream)
-    return View(lambda line: print(line, file=stream, flush=True))
+    has_rich = importlib.util.find_spec("rich") is not None
+    if live is None:
+        live = has_rich and (in_notebook or getattr(stream, "isatty", lambda: False)())
+    if not live:
+        return View(lambda line: print(line, file=stream, flush=True))
+    if not has_rich:
+        raise ImportError("live progress needs rich: pip install 'horovod_tune[analysis]'")
+    if in_notebook:
+        from IPython.display import HTML, display
+
+        from horovod_tune.analysis.terminal import as_html
+
+        cell: Any = display(HTML("<div></div>"), display_id=True)
+        return View(
+            print,
+            redraw=lambda shown: cell.update(HTML(as_html(shown))),
+            stop=lambda: cell.update(HTML("<div></div>")),
+        )
+    from rich.console import Console
+    from rich.live import Live
+
+    # The table is at the bottom of the terminal; all other output scrolls above it.
+    console = Console(file=stream, force_terminal=True, highlight=False)
+    live_table = Live(console=console, auto_refresh=False, transient=True)
+    live_table.start()
+    atexit.register(live_table.stop)  # an error must not leave the cursor hidden
+    return View(
+        lambda line: console.print(line, markup=False),
+        redraw=lambda shown: live_table.update(shown, refresh=True),
+        rows=max(1, min(_ROWS, console.height - 5)),
+        stop=live_table.stop,
+    )
 
 
 @best_effort_callback("showing the progress")

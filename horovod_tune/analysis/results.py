@@ -18,7 +18,7 @@ from horovod_tune.analysis import frames
 from horovod_tune.analysis.pareto import ParetoFront, pareto_front
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
+from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of, mapping
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.scoring import Limit, kept, known_values, value_of
@@ -71,12 +71,12 @@ class Analysis:
         If more reports may come, it counts as running until nothing has been written for 11 minutes.
         """
         over = self.record.metadata.get("ended") is not False  # the key is missing if no trial is distributed
-        if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
-            return "finished" if self.run is not None else "unknown"
-        last = self.record.last_write
-        if last is not None and time.time() - last < _QUIET_S:
+        over &= bool(self.trials) and all(t.status in ("TERMINATED", "ERROR") for t in self.trials)
+        if not over and time.time() - (self.record.last_write or 0.0) < _QUIET_S:
             return "running"
-        return "interrupted" if self.run is not None else "unknown"
+        if self.run is None:
+            return "unknown"
+        return "finished" if over else "interrupted"
 
     def reload(self) -> Analysis:
         """Return the experiment as it is now."""
@@ -110,8 +110,8 @@ class Analysis:
     def require_reported(self, metric: str) -> None:
         """Raise `MetricUnknown` if trials have reported numbers, but none of this name."""
         if self.reported_numbers and not self.is_known(metric):
-            known = self._reported_text
-            raise MetricUnknown(f"no trial reported a number named {metric!r}; reported: {known}")
+            what = f"no trial reported a number named {metric!r}"
+            raise MetricUnknown(f"{what}; reported: {self._reported_text}")
 
     def is_known(self, metric: str) -> bool:
         """Return True if trials reported numbers of this name, or Tune adds them."""
@@ -262,7 +262,7 @@ class Analysis:
     @property
     def best_result(self) -> dict[str, Any]:
         """The best trial's last report, or with scope "all" its best report."""
-        return dict(self.best_trial.reports[self._compared_rows[self._best]])
+        return dict(self._compared[self._best])
 
     @property
     def best_config(self) -> dict[str, Any]:
@@ -270,18 +270,18 @@ class Analysis:
         return dict(self.configs[self._best])
 
     @cached_property
-    def _compared_rows(self) -> list[int]:
-        """For each trial, the index of the report by which it is compared; -1, the last, if there is none."""
-        best = self.scope == "all" and self._scored
-        return self.scores["best_row"].fillna(-1).tolist() if best else [-1] * len(self.trials)
+    def _compared(self) -> list[dict[str, Any]]:
+        """The report by which each trial is compared; empty if it has none."""
+        best = self.scores["best_row"].fillna(-1) if self.scope == "all" and self._scored else None
+        rows = [-1] * len(self.trials) if best is None else best.tolist()  # without a best one, the last
+        return [t.reports[row] if t.reports else {} for t, row in zip(self.trials, rows, strict=True)]
 
     @cached_property
     def configs(self) -> list[dict[str, Any]]:
         """Each trial's hyperparameters, as they were at the report by which it is compared."""
         # Under PopulationBasedTraining a trial's configuration changes; each report has its own.
-        each = zip(self.trials, self._compared_rows, strict=True)
-        told = [trial.rows[row].get("config") if config_changes(trial) else None for trial, row in each]
-        return [c if isinstance(c, dict) else t.config for t, c in zip(self.trials, told, strict=True)]
+        each = zip(self.trials, self._compared, strict=True)
+        return [(mapping(told.get("config")) if config_changes(t) else {}) or t.config for t, told in each]
 
     @property
     def best_logdir(self) -> str:

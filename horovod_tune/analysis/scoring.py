@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,28 +47,13 @@ def nested_value(values: Mapping[str, Any], name: str) -> Any:
     >>> nested_value({"valid": {"top/1": 2}}, "valid/top/1")
     2
     """
-    value = values.get(name)
-    first, slash, rest = name.partition("/")
-    while value is None and slash:
-        inner = values.get(first)
+    value, slash = values.get(name), name.find("/")
+    while value is None and slash >= 0:
+        inner = values.get(name[:slash])
         if isinstance(inner, Mapping):
-            value = nested_value(inner, rest)
-        part, slash, rest = rest.partition("/")
-        first = f"{first}/{part}"
+            value = nested_value(inner, name[slash + 1 :])
+        slash = name.find("/", slash + 1)
     return value
-
-
-def is_better(value: float, other: float, mode: str) -> bool:
-    """Return True if a value beats another; NaN and infinities beat nothing, nor does an equal value.
-
-    >>> is_better(1.0, 1.0, "min"), is_better(float("nan"), 1.0, "min"), is_better(1.0, float("nan"), "max")
-    (False, False, True)
-    """
-    if not math.isfinite(value):
-        return False
-    if not math.isfinite(other):
-        return True
-    return value < other if mode == "min" else value > other
 
 
 _SENSES = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
@@ -116,20 +101,16 @@ def known_values(
     >>> list(known_values([{"a": 1}, {"b": 5}, {"a": 2}], ["a", "b"]))
     [(1.0, None), (1.0, 5.0), (2.0, 5.0)]
     """
-    known: list[float | None] = [None] * len(metrics)
+    known: dict[str, float | None] = dict.fromkeys(metrics)
     for row in rows:
-        for place, metric in enumerate(metrics):
-            value = value_of(row, metric)
-            if value is not None:
-                known[place] = value
-        yield tuple(known)
+        known |= {name: value for name in known if (value := value_of(row, name)) is not None}
+        yield tuple(known[name] for name in metrics)
 
 
-def kept(rows: Sequence[Mapping[str, Any]], limits: Iterable[Limit]) -> list[bool]:
+def kept(rows: Sequence[Mapping[str, Any]], limits: Sequence[Limit]) -> list[bool]:
     """Return, for each report, True if it meets all limits."""
-    limits = tuple(limits)
     values = known_values(rows, [limit.metric for limit in limits])
-    return [all(limit.kept_by(v) for limit, v in zip(limits, at, strict=True)) for at in values]
+    return [all(map(Limit.kept_by, limits, at)) for at in values]
 
 
 def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:

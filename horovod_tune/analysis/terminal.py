@@ -17,7 +17,6 @@ from rich.text import Text
 
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline
-from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.report.run_summary import (
     comparison_text,
     run_summary,
@@ -26,7 +25,7 @@ from horovod_tune.analysis.report.run_summary import (
     wall_text,
 )
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_details import error_line
+from horovod_tune.analysis.trial_details import error_line, iterations_of
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
@@ -87,38 +86,39 @@ def _best(analysis: Analysis) -> list[RenderableType]:
 
 
 def _table(analysis: Analysis, rows: int, width: int) -> Table:
-    # Values are shown even if no trial meets the limits.
-    scored, best = analysis.is_scored, analysis.best_trial if analysis.has_best else None
     found = varying_parameters(analysis)
     shown = found[: max(0, (width - _FIXED_WIDTH) // _COLUMN_WIDTH)]
-    order = analysis.ranked
-    left = [f"{len(order) - rows} more trials"] if len(order) > rows else []
-    left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
+    left = {"trials": len(analysis.trials) - rows, "hyperparameters": len(found) - len(shown)}
+    order = analysis.ranked[:rows]
+    trials = [analysis.trials[number] for number in order]
+    # Each has a name, is aligned on the right or not, and has a text for each trial.
+    columns: list[tuple[str, bool, list[Text]]] = [
+        ("trial", False, [_safe(trial.trial_id) for trial in trials]),
+        ("status", False, [_safe(t.status.lower(), _STYLES.get(t.status, "")) for t in trials]),
+    ]
+    if analysis.is_scored:  # also if no trial meets the limits
+        reports = analysis.reports[analysis.reports["known"]]
+        curves = [reports.loc[reports["trial"] == number, "value"].to_numpy() for number in order]
+        scores = analysis.scores.loc[order]
+        columns.append((analysis.metric or "", True, list(map(_number, scores["last"]))))
+        columns.append(("best", True, list(map(_number, scores["best"]))))
+        columns.append(("curve", False, [Text(sparkline(curve, 16), style="cyan") for curve in curves]))
+    columns.append(("it", True, [Text(str(iterations_of(trial) or "")) for trial in trials]))
+    for one in shown:
+        columns.append((one.name, False, [_safe(_short(one.values[number])) for number in order]))
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    table.add_column("trial", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    if scored:
-        table.add_column(_safe(analysis.metric or ""), justify="right", no_wrap=True)
-        table.add_column("best", justify="right", no_wrap=True)
-        table.add_column("curve", no_wrap=True, min_width=8)
-    table.add_column("it", justify="right", no_wrap=True)
-    for one in shown:
-        table.add_column(_safe(one.name), overflow="ellipsis", no_wrap=True)
-    reports = analysis.reports[analysis.reports["known"]] if scored else None
-    for index in order[:rows]:
-        trial = analysis.trials[index]
-        cells = [_safe(trial.trial_id), _safe(trial.status.lower(), _STYLES.get(trial.status, ""))]
-        if reports is not None:
-            cells += [_number(analysis.scores[name][index]) for name in ("last", "best")]
-            curve = reports.loc[reports["trial"] == index, "value"].to_numpy()
-            cells.append(Text(sparkline(curve, 16), style="cyan"))
-        iteration = iteration_of(trial.last_result or {})
-        cells.append(Text("" if iteration is None else str(iteration)))
-        cells += [_safe(_short(one.values[index])) for one in shown]
-        table.add_row(*cells, style="bold" if trial is best else "")
-
-    table.caption = _safe(f"not shown: {', '.join(left)}") if left else None
+    for name, on_the_right, _ in columns:
+        table.add_column(
+            _safe(name),
+            justify="right" if on_the_right else "left",
+            no_wrap=True,
+            min_width=8 if name == "curve" else None,
+        )
+    for number, *cells in zip(order, *(texts for *_, texts in columns), strict=True):
+        table.add_row(*cells, style="bold" if number == analysis.best_number else "")
+    more = ", ".join(f"{count} more {what}" for what, count in left.items() if count > 0)
+    table.caption = _safe(f"not shown: {more}") if more else None
     return table
 
 

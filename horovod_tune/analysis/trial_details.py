@@ -109,10 +109,16 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
     the last report before the next driver's start, or before a pause of at least 2 s (as under HyperBand),
     unless the trial has ever failed: then it may have done work in the pause that was lost.
     """
-    first = start_span(trial)
-    if first is None:
+    if trial.start_time is None:
         return []
-    begin, trained = first
+    first = trial.rows[0] if trial.rows else {}  # a later report may be from another start
+    start_s = seconds((first or trial.last_result or {}).get("start_s")) or 0.0
+    # Tune records when it begins to wait for reports. The start-up begins then if it is part of the first
+    # report's duration (the workers start in Tune's first call of `step`), and otherwise ends then.
+    total_s = seconds(first.get("time_total_s"))
+    is_part = total_s is not None and start_s <= total_s
+    begin = trial.start_time if is_part else trial.start_time - start_s
+    trained = trial.start_time + start_s if is_part else trial.start_time
     found: list[tuple[float, float, float]] = []
     before = trained
     for number, (report, time) in enumerate(zip(trial.reports, report_times(trial).tolist(), strict=True)):
@@ -128,19 +134,3 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
         before = max(before, time)  # a time that is not recorded is NaN
     end = max(trained, trial.end_time if trial.end_time is not None else trained)
     return [*found, (begin, trained, end)]
-
-
-def start_span(trial: TrialRecord) -> tuple[float, float] | None:
-    """Return when a trial's start-up and its training began (Unix time, seconds); None before its start.
-
-    Tune records when it begins to wait for reports. The start-up begins then if it is part of the first
-    report's duration (the workers start in Tune's first call of `step`), and otherwise ends then.
-    """
-    if trial.start_time is None:
-        return None
-    report = trial.rows[0] if trial.rows else trial.last_result or {}  # a later one may be from another start
-    spent = seconds(report.get("start_s")) or 0.0
-    first = seconds(trial.rows[0].get("time_total_s")) if trial.rows else None
-    if first is not None and spent <= first:
-        return trial.start_time, trial.start_time + spent
-    return trial.start_time - spent, trial.start_time

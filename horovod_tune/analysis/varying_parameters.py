@@ -118,9 +118,8 @@ def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Par
 def _ordered(values: Sequence[Any]) -> tuple[str, ...]:
     """Return categories as text: numbers by size, then the rest alphabetically."""
 
-    def key(value: Any) -> tuple[int, float, str]:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
-            return (0, float(value), "")
-        return (1, 0.0, str(value))
+    def key(value: Any) -> tuple[bool, float, str]:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+        return not is_number, float(value) if is_number else 0.0, str(value)
 
     return tuple(dict.fromkeys(text_of(value) for value in sorted(values, key=key)))

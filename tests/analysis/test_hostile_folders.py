@@ -23,7 +23,7 @@ from horovod_tune.analysis.export import escape_formula, write_csv, write_parque
 from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.progress import ProgressCallback
 from horovod_tune.analysis.reader.folders import UnusableFile, open_folder
-from horovod_tune.analysis.reader.plain_values import plain, read_json
+from horovod_tune.analysis.reader.plain_values import plain, read_object
 from horovod_tune.analysis.reader.state_files import parse_state
 from horovod_tune.analysis.reader.trial_files import with_files
 from horovod_tune.analysis.report import render
@@ -91,12 +91,12 @@ def test_what_is_cut_off_a_thousand_times_is_named_once(home):
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b"1" * 5000, b"{", b"\xff"])
 def test_json_that_cannot_be_read_is_a_value_error(data):
     with pytest.raises(ValueError):
-        read_json(data)
+        read_object(data)
 
 
 def test_texts_and_numbers_of_json_can_always_be_written_out():
     cut: list[str] = []
-    value = read_json(b'{"\\ud800": "\\udfff", "n": 1' + b"0" * 400 + b', "x": "\xff"}', cut.append)
+    value = read_object(b'{"\\ud800": "\\udfff", "n": 1' + b"0" * 400 + b', "x": "\xff"}', cut.append)
     json.dumps(value, ensure_ascii=False).encode("utf-8")
     assert value["\\ud800"] == "\\udfff"
     assert set(cut) == {

@@ -18,7 +18,7 @@ pytest.importorskip("rich")
 
 from horovod_tune.analysis import ProgressCallback, analyze
 from horovod_tune.analysis import progress as progress_module
-from horovod_tune.analysis.progress import Progress, notebook_view
+from horovod_tune.analysis.progress import Progress
 
 
 def tune_trial(name: str, **more: object) -> SimpleNamespace:
@@ -300,8 +300,9 @@ def test_in_a_notebook_one_output_is_redrawn_in_place(monkeypatch, capsys, clock
     shown: list[str] = []
     output = SimpleNamespace(update=lambda html: shown.append(html.data))
     monkeypatch.setattr(display, "display", lambda *made, display_id: output)
-    monkeypatch.setattr(progress_module, "_view", lambda *args: notebook_view())
-    callback, _ = callback_of(2, stream=None)
+    shell = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr("IPython.get_ipython", shell)
+    callback, _ = callback_of(2, stream=None, live=None)
     evil = "<img src=x onerror=alert(1)>"
     trial = tune_trial("a", stopping_criterion={"training_iteration": 4}, config={"lr": evil})
     trial.evaluated_params = trial.config

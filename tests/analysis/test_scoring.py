@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from horovod_tune.analysis.frames import clock, frame, typed
+from horovod_tune.analysis.frames import clock, typed
 from horovod_tune.analysis.scoring import value_of
 from horovod_tune.analysis.trial_details import error_line
 
@@ -39,12 +39,6 @@ def test_a_metric_may_be_nested_or_contain_a_slash():
 )
 def test_columns_keep_their_types(values, dtype):
     assert str(typed(values).dtype) == dtype
-
-
-def test_columns_of_rows_with_different_keys_keep_whole_numbers_whole():
-    made = frame([{"a": 1}, {"b": 2}])
-    assert str(made["a"].dtype) == "Int64"
-    assert made["b"].tolist()[1] == 2
 
 
 @pytest.mark.parametrize(

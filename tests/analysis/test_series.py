@@ -17,7 +17,7 @@ from horovod_tune.analysis.report import render
 from horovod_tune.analysis.report.run_summary import run_summary, usage
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import parse_limit
-from horovod_tune.analysis.trial_details import spans, start_span
+from horovod_tune.analysis.trial_details import spans
 from horovod_tune.analysis.varying_parameters import varying_parameters
 
 
@@ -61,11 +61,11 @@ def test_if_ranks_are_unknown_a_row_is_a_slot_for_one_trial(experiments):
 def test_start_up_is_part_of_the_first_reports_time_if_it_fits():
     trial = made_experiment(1).trials[0]
     assert trial.rows[0]["start_s"] == 2.5
-    assert start_span(trial) == (trial.start_time, trial.start_time + 2.5)
+    assert spans(trial, [])[0][:2] == (trial.start_time, trial.start_time + 2.5)
     rows = tuple(row | {"start_s": 60.0} for row in trial.rows)
     slow = replace(trial, rows=rows, last_result=rows[-1])
-    assert start_span(slow) == (trial.start_time - 60.0, trial.start_time)
-    assert start_span(replace(trial, start_time=None)) is None
+    assert spans(slow, [])[0][:2] == (trial.start_time - 60.0, trial.start_time)
+    assert spans(replace(trial, start_time=None), []) == []
 
 
 def test_diverged_trials_do_not_flatten_the_others():

@@ -14,29 +14,33 @@ from typing import Any
 DEEPEST = 32
 # Replaces a value that Tune could only write as a pickle.
 OBJECT = "<object>"
-_NEEDS_CARE = re.compile(r"\\u[dD][89a-fA-F]|\d{300}")
+_NEEDS_CARE = re.compile(r"\\u[dD][89a-fA-F]|\d{300}|CLOUDPICKLE_FALLBACK")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises `ValueError`, also if it is nested too deeply."""
+def parse_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises `ValueError` if it is none, or nested too deeply."""
     try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"not readable as JSON ({why})") from error
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
 
 
-def read_json(data: bytes, tell: Callable[[str], object] = lambda what: None) -> Any:
-    """Return JSON in UTF-8 as plain data, and `tell` what had to be cut off or replaced.
+def read_object(data: bytes, tell: Callable[[str], object] = lambda what: None) -> dict[str, Any]:
+    """Return a JSON object in UTF-8 as plain data, and `tell` what had to be cut off or replaced.
 
-    Raises `ValueError` if it is not JSON, or nested too deeply to be parsed.
+    Raises `ValueError` as `parse_object` does.
     """
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("utf-8", "replace")
         tell("text that is not UTF-8")
-    value = parse_json(text)
+    value = parse_object(text)
     needs_care = text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text)
     return plain(value, tell) if needs_care else value
 
@@ -47,51 +51,47 @@ def plain(value: Any, tell: Callable[[str], object] = lambda what: None, depth: 
     >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
     {'model': '<object>'}
     """
-
-    def left_out(what: str) -> str:
-        tell(what)
-        return f"<{what}>"
-
-    if isinstance(value, str):
-        if not value.isascii() and _SURROGATE.search(value):
+    match value:
+        case float() | bool() | None:
+            return value
+        case str():
+            if value.isascii() or not _SURROGATE.search(value):
+                return value
             tell("text that is not Unicode")
-            return _unicode(value)
-    elif isinstance(value, int):
-        if value.bit_length() >= 1000:
-            return left_out("a number of more than 300 digits")
-    elif isinstance(value, (list, dict)):
-        if depth >= DEEPEST:
-            return left_out(f"data nested more than {DEEPEST} deep")
-        if isinstance(value, list):
-            return [plain(inner, tell, depth + 1) for inner in value]
-        if value.get("_type") == "CLOUDPICKLE_FALLBACK":
+            return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+        case int():
+            if value.bit_length() < 1000:
+                return value
+            what = "a number of more than 300 digits"
+        case {"_type": "CLOUDPICKLE_FALLBACK"}:
             return OBJECT
-        return {plain(key, tell): plain(inner, tell, depth + 1) for key, inner in value.items()}
-    return value
+        case dict() if depth < DEEPEST:
+            return {plain(key, tell): plain(inner, tell, depth + 1) for key, inner in value.items()}
+        case list() if depth < DEEPEST:
+            return [plain(inner, tell, depth + 1) for inner in value]
+        case _:
+            what = f"data nested more than {DEEPEST} deep"
+    tell(what)
+    return f"<{what}>"
 
 
 def text_or_none(value: Any) -> str | None:
-    """Return the first 300 characters of a text, as valid Unicode; None for anything else."""
-    return _unicode(value)[:300] if isinstance(value, str) else None
+    """Return the first 300 characters of a text; None for anything else."""
+    return value[:300] if isinstance(value, str) else None
 
 
 def number_or_none(value: Any) -> float | None:
-    """Return a number as a float; None for anything else, and for one that no float can hold."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
+    """Return a number of `plain` data as a float; None for anything else."""
+    return float(value) if _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def mapping(value: Any) -> dict[str, Any]:
     """Return the value if it is a dictionary, else an empty one."""
     return value if isinstance(value, dict) else {}
-
-
-def _unicode(text: str) -> str:
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 _LATEST = 9e9  # Unix time of the year 2255: pandas' timestamps end a little later
@@ -113,9 +113,8 @@ def iteration_of(report: Mapping[str, Any]) -> int | None:
     (3, None)
     """
     value = report.get("training_iteration")
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
-        return value
-    return None
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return value if is_whole else None
 
 
 def seconds(value: Any) -> float | None:
@@ -124,5 +123,4 @@ def seconds(value: Any) -> float | None:
     >>> seconds(1.5), seconds(-1), seconds(float("nan")), seconds("1")
     (1.5, None, None, None)
     """
-    number = number_or_none(value)
-    return number if number is not None and 0 <= number < _LATEST else None
+    return float(value) if _is_number(value) and 0 <= value < _LATEST else None

@@ -8,50 +8,62 @@ writes into the same folder, but its file has other trials. The format is JSON w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain, seconds, text_or_none
+from horovod_tune.analysis.reader.plain_values import mapping, parse_object, plain, seconds, text_or_none
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
-PREFIX, SUFFIX = "experiment_state-", ".json"
+_PREFIX, _SUFFIX = "experiment_state-", ".json"
 
 
 def is_state(name: str) -> bool:
-    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
-@dataclass(frozen=True)
-class StateFile:
-    """One driver's record of its search: the trials in the order of creation, and what could not be read.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One search: `trials`, in the order of creation, are those of its newest state file.
 
-    `start_time` is when the driver started (Unix time in seconds, None if not known). `name` is empty if
-    there is no such file.
+    `files` are the names of its state files, oldest first, and `sessions` the Unix times in seconds at which
+    their drivers started, as far as known. `earlier` are the trials as older files have them.
     """
 
-    name: str = ""
     trials: tuple[TrialRecord, ...] = ()
+    files: tuple[str, ...] = ()
+    sessions: tuple[float, ...] = ()
     problems: tuple[Problem, ...] = ()
     metric: str | None = None
-    start_time: float | None = None
+    earlier: tuple[TrialRecord, ...] = ()
 
     @property
-    def stamp(self) -> str:
-        """The driver's start time, as in the names of Tune's files."""
-        return self.name.removeprefix(PREFIX).removesuffix(SUFFIX)
+    def stamps(self) -> list[str]:
+        """Each driver's start time, as in the names of Tune's files."""
+        return [name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in self.files]
+
+    @property
+    def name(self) -> str | None:
+        """What `analyze(…, run=name)` selects it by."""
+        return self.stamps[0] if self.files else None
 
     @property
     def trial_ids(self) -> frozenset[str]:
-        return frozenset(trial.trial_id for trial in self.trials)
+        return frozenset(trial.trial_id for trial in (*self.trials, *self.earlier))
+
+    def after(self, older: Run) -> Run:
+        """Return the search to which the older state file, or files, belong too."""
+        return replace(
+            self,
+            files=tuple(sorted((*older.files, *self.files))),
+            sessions=tuple(sorted({*older.sessions, *self.sessions})),
+            earlier=(*older.earlier, *older.trials, *self.earlier),
+        )
 
 
-def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
+def parse_state(data: bytes, name: str, folder: Folder) -> Run:
     """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no trials in JSON."""
-    try:
-        state = mapping(parse_json(data.decode("utf-8", "replace")))
-    except ValueError as error:
-        raise ValueError(f"not readable as JSON ({error})") from error
+    state = parse_object(data.decode("utf-8", "replace"))
     pairs = state.get("trial_data")
     if pairs is None and isinstance(state.get("checkpoints"), list):
         pairs = [[trial, trial] for trial in state["checkpoints"]]  # Ray 1.x: all of a trial in one text
@@ -62,8 +74,8 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     for number, pair in enumerate(pairs):
         cut: dict[str, None] = {}  # each once: a hostile file has millions
         try:
-            trial, run = (_object(part) for part in pair)
-            trials.append(_trial(folder, number, trial, run, cut.setdefault))
+            trial, run = map(parse_object, pair)
+            trials.append(_trial(folder, number, plain(trial, cut.setdefault), run, cut.setdefault))
         except (ValueError, TypeError, KeyError) as error:
             what = f"{type(error).__name__}: {error}"[:300]
             problems.append(Problem(f"trial {number} of the state file", what))
@@ -73,28 +85,20 @@ def parse_state(data: bytes, name: str, folder: Folder) -> StateFile:
     runner, stats = mapping(state.get("runner_data")), mapping(state.get("stats"))
     # Tune writes the same time twice. A copy may have one of them changed.
     starts = (seconds(runner.get("_start_time")), seconds(stats.get("start_time")))
-    start, metric = min(filter(None, starts), default=None), text_or_none(runner.get("_metric"))
-    return StateFile(name, tuple(trials), tuple(problems), metric, start)
-
-
-def _object(part: Any) -> dict[str, Any]:
-    if not isinstance(part, str):
-        raise ValueError("not a JSON text")
-    value = parse_json(part)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
+    started = sorted(filter(None, starts))[:1]
+    metric = text_or_none(plain(runner.get("_metric")))
+    return Run(tuple(trials), (name,), tuple(started), tuple(problems), metric)
 
 
 def _trial(
     folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any], tell: Callable[[str], object]
 ) -> TrialRecord:
-    trial_id = text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
+    trial_id = str(trial["trial_id"])[:300]
     name = text_or_none(trial.get("custom_trial_name"))
     name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
     # Before the first report, `last_result` has only the trial's names.
-    last = run.get("last_result") if "training_iteration" in mapping(run.get("last_result")) else None
-    config = plain(trial.get("config") or {}, tell)
+    told = mapping(plain(run.get("last_result"), tell))
+    last = told if "training_iteration" in told else None
     tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1" has the trial's number
     failures = run.get("num_failures")
     # Ray 1.x wrote the whole path.
@@ -106,52 +110,30 @@ def _trial(
         trial_id=trial_id,
         number=int(tag) if tag.isascii() and tag.isdigit() and len(tag) < 10 else number,
         name=name.replace("/", "_"),
-        config=config if isinstance(config, dict) else {},
+        config=mapping(trial.get("config")),
         status=text_or_none(trial.get("status")) or "UNKNOWN",
         directory=folder.below(place).shown if place else "",
         start_time=seconds(run.get("start_time")),
         end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
-        last_result=mapping(plain(last, tell)) or None,
+        last_result=last,
         num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
         error="" if run.get("error_filename") or run.get("error_file") else None,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One search: its state files, the newest first. `analyze(…, run=name)` selects it."""
-
-    files: tuple[StateFile, ...] = (StateFile(),)
-
-    @property
-    def name(self) -> str:
-        return self.files[-1].stamp
-
-    @property
-    def stamps(self) -> frozenset[str]:
-        return frozenset(file.stamp for file in self.files)
-
-    @property
-    def trial_ids(self) -> frozenset[str]:
-        return frozenset().union(*(file.trial_ids for file in self.files))
-
-    @property
-    def sessions(self) -> tuple[float, ...]:
-        """The Unix times in seconds at which its drivers started, earliest first."""
-        return tuple(sorted({file.start_time for file in self.files if file.start_time is not None}))
-
-
-def runs_of(files: Iterable[StateFile]) -> list[Run]:
-    """Return the searches that have state files, the oldest first.
+def runs_of(states: Iterable[Run]) -> list[Run]:
+    """Return the searches of single state files, in the order of their last drivers' starts.
 
     Two files belong to one search when they have a trial in common.
     """
     runs: list[Run] = []
-    for file in sorted(files, key=lambda file: file.name):
-        same = [run for run in runs if run.trial_ids & file.trial_ids]
-        joined = sorted((file, *(f for run in same for f in run.files)), key=lambda f: f.name, reverse=True)
-        runs = [*(run for run in runs if run not in same), Run(tuple(joined))]
-    return sorted(runs, key=lambda run: run.files[0].name)
+    for newest in sorted(states, key=lambda state: state.files):
+        same = [run for run in runs if run.trial_ids & newest.trial_ids]
+        runs = [run for run in runs if run not in same]
+        for run in same:
+            newest = newest.after(run)
+        runs.append(newest)
+    return runs
 
 
 def choose(runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None) -> Run:
@@ -163,9 +145,9 @@ def choose(runs: Sequence[Run], name: str | None = None, trial_ids: Collection[s
         for run in runs:
             if name in run.stamps:
                 return run
-        known = ", ".join(run.name for run in runs) or "none"
+        known = ", ".join(str(run.name) for run in runs) or "none"
         raise ValueError(f"there is no run {name!r} in this experiment; its runs: {known}")
     if trial_ids is not None:
-        common = [len(run.trial_ids & set(trial_ids)) for run in runs]
-        return runs[common.index(max(common))] if any(common) else Run()
+        runs = [run for run in runs if not run.trial_ids.isdisjoint(trial_ids)]
+        return max(runs, key=lambda run: len(run.trial_ids.intersection(trial_ids)), default=Run())
     return runs[-1] if runs else Run()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import OBJECT, iteration_of, mapping, read_json, seconds
+from horovod_tune.analysis.reader.plain_values import OBJECT, iteration_of, mapping, read_object, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
 _LARGEST_ERROR = 200_000  # bytes; the middle of a longer error is left out
@@ -45,7 +45,11 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     config, error = trial.config, trial.error
     if trial.status == "UNKNOWN" or OBJECT in str(config):  # params.json has objects as text
         params = read("params.json")
-        config = _params(params, tell) or config
+        try:
+            found = read_object(params or b"{}", lambda what: tell(f"params.json: {what} is left out"))
+            config = found or config
+        except ValueError as reason:
+            tell(f"params.json is {reason}")
         if not params and not (rows and mapping(rows[-1].get("config"))):
             tell("params.json is missing")
     if error is not None:
@@ -58,14 +62,6 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     return _completed(replace(trial, config=config, error=error), rows), list(problems)
 
 
-def _params(data: bytes, tell: Callable[[str], object]) -> dict[str, Any]:
-    try:
-        return mapping(read_json(data or b"{}", lambda what: tell(f"params.json: {what} is left out")))
-    except ValueError as error:
-        tell(f"params.json is not readable ({error})")
-        return {}
-
-
 def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
     rows, lines = [], data.split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -73,9 +69,7 @@ def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
             continue
         cut: dict[str, None] = {}  # each once: a hostile line has millions
         try:
-            row = read_json(line, cut.setdefault)
-            if not isinstance(row, dict):
-                raise ValueError("not a JSON object")
+            row = read_object(line, cut.setdefault)
         except ValueError:
             half = number == len(lines)
             what = "ends in a half-written report" if half else f"line {number} is not a report"

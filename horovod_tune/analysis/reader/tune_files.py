@@ -11,12 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from horovod_tune.analysis.experiment_metadata import metadata_of
-from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders, shown_place
+from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
-from horovod_tune.analysis.reader.state_files import Run, StateFile, choose, is_state, parse_state, runs_of
+from horovod_tune.analysis.reader.state_files import Run, choose, is_state, parse_state, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files
 
 _TRIAL_FILES = ("result.json", "params.json", "progress.csv")
@@ -24,23 +23,6 @@ _ENDED = ("TERMINATED", "ERROR")
 _EQUAL = 4  # this many trials with the same problem share one line
 _COPIED_S = 3600.0  # a search writes its first file within this time of its driver's start
 _READERS = 16  # threads: each request to cloud storage has a high latency (a local disk needs only one)
-
-
-def result_of(returned: Any) -> tuple[Folder, tuple[str | None, str | None], frozenset[str] | None]:
-    """Return the folder, (metric, mode) and trial ids of what `tune.run` or `Tuner.fit` returned.
-
-    Raises `TypeError` for anything else.
-    """
-    got = type(returned).__name__
-    returned = getattr(returned, "_experiment_analysis", returned)
-    filesystem, path = getattr(returned, "_fs", None), getattr(returned, "_experiment_fs_path", None)
-    if filesystem is None or not isinstance(path, str):
-        raise TypeError(f"experiment must be a path, or what tune.run or Tuner.fit returned; got {got}")
-    folder = Folder(filesystem, path, shown_place(filesystem, path))
-    trials = getattr(returned, "trials", None)
-    ids = frozenset(str(trial.trial_id) for trial in trials) if trials else None
-    known = (getattr(returned, "default_metric", None), getattr(returned, "default_mode", None))
-    return folder, known, ids
 
 
 def read_experiment(
@@ -54,21 +36,21 @@ def read_experiment(
     problems: list[Problem] = []
     entries = folder.entries()
     problems += [Problem(e.name, "its name is not UTF-8; it is left out") for e in entries if e.odd_name]
-    entries = [entry for entry in entries if not entry.odd_name]
     runs = runs_of(_state_files(folder, entries, problems))
     chosen = choose(runs, run, trial_ids)
     others = [other for other in runs if other is not chosen]
+    other_files = {name for other in others for name in other.files}
     # A state file's name leads to its driver's staged copy on this machine, even if the file cannot be read.
-    name = chosen.files[0].name or max(filter(is_state, (entry.name for entry in entries)), default="")
-    folder, state = _with_staged(folder, name, chosen.files[0])
+    names = chosen.files or sorted(filter(is_state, (entry.name for entry in entries)))
+    folder, state = _with_staged(folder, names[-1] if names else "", chosen)
     if folder.staged is not None:
-        entries = [entry for entry in folder.entries() if not entry.odd_name]
+        entries = folder.entries()
     trials = list(state.trials)
     problems += state.problems
     if run is None or chosen is runs[-1]:
-        with_state = chain(trials, *(file.trials for one in runs for file in one.files))
+        with_state = chain(trials, *((*one.trials, *one.earlier) for one in runs))
         trials += _trials_without_state(folder, entries, {trial.folder_name for trial in with_state})
-    if not trials and not state.name:
+    if not trials and not state.files:
         raise ValueError(_no_experiment(folder, entries, problems))
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda trial: with_files(folder, trial), trials))
@@ -84,11 +66,11 @@ def read_experiment(
             continue
         kept.append(replace(trial, number=len(kept)) if stray else trial)
         problems += found
-    for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
+    ids = {trial.trial_id for trial in kept}
+    for missing in sorted(set(trial_ids or ()) - ids):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
-    stamps = chosen.stamps if others else {""}
-    names = {entry.name for entry in entries}
-    known = metadata_of(folder, names, stamps, {trial.trial_id for trial in kept}, problems)
+    stamps = chosen.stamps if others else [""]
+    known = metadata_of(folder, {entry.name for entry in entries}, stamps, ids, problems)
     # Tune's state has a metric but no mode; a recorded mode counts only for its own metric.
     metric = state.metric or known.get("metric")
     if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
@@ -96,15 +78,14 @@ def read_experiment(
     if resources := known.pop("resources", ()):
         kept = [replace(trial, resources=resources) for trial in kept]
     # A driver writes its state all the time; other files may be the user's, such as a report.
-    names -= {file.name for other in others for file in other.files}
-    modified = [entry.modified for entry in entries if is_state(entry.name) and entry.name in names]
+    modified = [e.modified for e in entries if is_state(e.name) and e.name not in other_files]
     if folder.staged is None and _is_copy(folder, entries, chosen, kept):
         modified = []
     return ExperimentRecord(
         name=folder.name,
         path=folder.shown,
-        run=chosen.name or None,
-        runs=tuple(run.name for run in runs),
+        run=chosen.name,
+        runs=tuple(str(run.name) for run in runs),
         trials=tuple(kept),
         problems=tuple(_together(problems)),
         start_time=min(filter(None, (*chosen.sessions, *(trial.start_time for trial in kept))), default=None),
@@ -129,7 +110,7 @@ def _together(problems: Iterable[Problem]) -> list[Problem]:
     return found
 
 
-def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[StateFile]:
+def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[Run]:
     """Return the readable state files; each driver that wrote into the folder has its own."""
     found = []
     for entry in entries:
@@ -142,7 +123,7 @@ def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Proble
     return found
 
 
-def _with_staged(folder: Folder, name: str, state: StateFile) -> tuple[Folder, StateFile]:
+def _with_staged(folder: Folder, name: str, state: Run) -> tuple[Folder, Run]:
     """Return the folder with its driver's staged copy, and the state that is there.
 
     Both are unchanged if the copy has no more than the storage, or its driver did not run on this machine.
@@ -192,5 +173,4 @@ def _is_copy(folder: Folder, entries: Sequence[Entry], run: Run, trials: Iterabl
     started = [trial for trial in trials if trial.status != "PENDING"][:3]
     inside = [folder.below(trial.folder_name).entries() for trial in started if trial.folder_name]
     written = [entry.modified for entry in chain(*inside, entries) if entry.modified and not entry.is_dir]
-    began = run.files[0].start_time
-    return began is not None and bool(started and written) and min(written) > began + _COPIED_S
+    return bool(run.sessions and started and written) and min(written) > run.sessions[-1] + _COPIED_S

@@ -48,7 +48,7 @@ def test_state_files_of_ray_1_are_read(tmp_path):
 
 
 def test_an_unreadable_state_file_is_named_where_nothing_else_is_there(tmp_path):
-    (tmp_path / "experiment_state-2021-01-14_05-00-11.json").write_text("[]")
+    (tmp_path / "experiment_state-2021-01-14_05-00-11.json").write_text("{}")
     with pytest.raises(ValueError, match=r"can be read at .*: experiment_state-2021.*: holds no trials"):
         read(tmp_path)
 

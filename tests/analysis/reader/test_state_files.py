@@ -11,21 +11,21 @@ from made_experiments import made_experiment, written
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.reader.state_files import StateFile, choose, runs_of
+from horovod_tune.analysis.reader.state_files import Run, choose, runs_of
 
 FIRST, SECOND = "2026-11-20_12-00-00", "2026-11-21_12-00-00"
 
 
-def state(stamp: str, *trials: str) -> StateFile:
+def state(stamp: str, *trials: str) -> Run:
     known = tuple(TrialRecord(trial, n, trial, {}, "PENDING", "") for n, trial in enumerate(trials))
-    return StateFile(f"experiment_state-{stamp}.json", known)
+    return Run(known, (f"experiment_state-{stamp}.json",))
 
 
 def test_a_restored_search_is_one_run_and_a_new_one_another():
     first, again, new = state("1", "a", "b"), state("2", "a", "b", "c"), state("3", "d")
     runs = runs_of([new, again, first])
     assert [(run.name, sorted(run.trial_ids)) for run in runs] == [("1", ["a", "b", "c"]), ("3", ["d"])]
-    assert runs[0].files[0] is again
+    assert runs[0].trials == again.trials
 
 
 def test_an_earlier_search_that_was_restored_last_is_the_newest():

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import io
+import itertools
 import math
 import os
 import pickle
@@ -67,14 +68,21 @@ def whole_registry() -> Iterator[None]:
 
     Ray's copy of cloudpickle also sends the config. With another, a class of the script would arrive twice.
     """
-    original = sys.modules.get("cloudpickle")
-    registry = cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES
-    added = original.list_registry_pickle_by_value() - registry if original is not None else set()
-    registry |= added
+    names = _sent_by_value() - cloudpickle.list_registry_pickle_by_value()
+    added = [sys.modules[name] for name in names if name in sys.modules]
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        registry -= added
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _sent_by_value() -> set[str]:
+    """Return the modules that are registered with Ray's cloudpickle or with cloudpickle itself."""
+    both = (cloudpickle, sys.modules.get("cloudpickle") or cloudpickle)
+    return set().union(*(each.list_registry_pickle_by_value() for each in both))
 
 
 def dumps(function: Any) -> bytes:
@@ -126,16 +134,15 @@ def _warn_of_horovod_in_driver() -> None:
         )
 
 
-@whole_registry()
 def travels_by_name(module: str) -> bool:
     """Return True if objects of ``module`` are sent as names to import, and not as code.
 
     >>> travels_by_name("sys"), travels_by_name("__main__"), travels_by_name("no.such.module")
     (True, False, False)
     """
-    held = sys.modules.get(module)
-    by_value = module == "__main__" or held is None
-    return not (by_value or cloudpickle.cloudpickle._is_registered_pickle_by_value(held))
+    if module == "__main__" or module not in sys.modules:
+        return False
+    return _sent_by_value().isdisjoint(itertools.accumulate(module.split("."), "{}.{}".format))
 
 
 class ShippedFunction:

@@ -187,3 +187,15 @@ def prepare_rank_process() -> None:
     for name in [name for name in hooks if sys.modules.get(name) is not None]:  # None: its import is blocked
         hooks.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _AfterImport(hooks))
+
+
+@Patch("workers are not reused", "ray.cloudpickle.cloudpickle:_DYNAMIC_CLASS_TRACKER_BY_ID").otherwise(
+    ["Ray's cloudpickle keeps the classes of the script"]
+)
+def forget_classes() -> list[str]:
+    """Let the next trial's function bring new classes of the script, without what this trial set on them.
+
+    cloudpickle returns an earlier trial's class as long as it lives. Returns why it still would.
+    """
+    ray.cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+    return []

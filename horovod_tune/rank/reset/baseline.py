@@ -20,7 +20,6 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import psutil
-import ray.cloudpickle.cloudpickle
 
 from horovod_tune.rank.allocator import release_freed_memory
 from horovod_tune.rank.reset.environment import Environment, horovod_settings
@@ -28,6 +27,7 @@ from horovod_tune.rank.reset.imports import Imports
 from horovod_tune.rank.reset.settings import Settings, reseed
 from horovod_tune.rank.reset.watch import Watch
 from horovod_tune.rank.streams import unusable_streams
+from horovod_tune.ray_compat import forget_classes
 
 # How long threads and child processes may take to end after the trial that started them.
 EXIT_TIMEOUT_S = 0.5
@@ -87,7 +87,10 @@ class Baseline:
         problems += not_forgotten + self.environment.restore() + self._settings.restore()
         problems += self._watch.restore()
         reseed()
-        _forget_classes()
+        # `typing` keeps the classes of annotations.
+        for clear_cache in typing._cleanups:  # type: ignore[attr-defined]
+            clear_cache()
+        problems += forget_classes()
         gc.collect()
         if more_stay:
             gc.freeze()
@@ -153,16 +156,6 @@ class Baseline:
         more = set(os.listdir("/proc/self/fd")) - self._files
         problems = [f"{len(more)} files were left open"] if len(more) > MAX_FILES_LEFT else []
         return problems + (["a file is still locked"] if any(map(_is_locked, more)) else [])
-
-
-def _forget_classes() -> None:
-    """Let the next trial's function bring new classes of the script, without what this trial set on them.
-
-    cloudpickle returns an earlier trial's class as long as it lives, and `typing` keeps those of annotations.
-    """
-    ray.cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
-    for clear_cache in typing._cleanups:  # type: ignore[attr-defined]
-        clear_cache()
 
 
 def _gpu_memory_left() -> list[str]:

@@ -24,7 +24,6 @@ from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.function.shipping import ShippedFunction, refuse_horovod_of_driver
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
-from horovod_tune.function.with_parameters import ShippedParameters
 from horovod_tune.messages import TrialRequest
 from horovod_tune.ray_compat.training_result import TrainingResult
 from horovod_tune.spec.placement import fits
@@ -43,7 +42,6 @@ class DistributedTrainable(FunctionTrainable):
 
     _spec: ClassVar[TrialSpec]
     _shipped: ClassVar[ShippedFunction]
-    _parameters: ClassVar[ShippedParameters | None]
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -111,7 +109,7 @@ class DistributedTrainable(FunctionTrainable):
             # Pickled: unpickling imports Ray Tune, which takes a second, so a rank does it only on request.
             resources=pickle.dumps(self.trial_resources),
             storage=ray.cloudpickle.dumps(storage),
-            parameters=self._parameters.reference() if self._parameters is not None else None,
+            parameters=self._shipped.parameters(),
         )
         self._trial_storage = TrialStorage(storage, self._node_id)
         self._coordinator.set_trial(request, self._trial_storage)

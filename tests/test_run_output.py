@@ -25,10 +25,9 @@ from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
 from horovod_tune.ray_compat import compatibility, metric_and_mode
 from horovod_tune.ray_compat.patches import tune_run
-from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, search_metadata, settings_for
+from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare, search_metadata
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.space.search_space import SearchSpace
-from horovod_tune.trainable import is_distributed, keeps_actors
 
 pytestmark = pytest.mark.processes
 
@@ -46,8 +45,8 @@ def new_output(monkeypatch):
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
 
 
-def search(*, ours=True, **arguments):
-    return settings_for(lambda trainable: ours, lambda trainable: True)(object, arguments)
+def search(trainable=None, **arguments):
+    return prepare(trainable or DistributedTrainableCreator(train), arguments)
 
 
 def settings(**arguments):
@@ -167,7 +166,7 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
 
 
 def test_other_trainables_keep_tunes_settings(new_output):
-    assert settings(ours=False, config={}) == {"config": {}}
+    assert settings(trainable=tune.Trainable, config={}) == {"config": {}}
 
 
 def test_numpy_numbers_in_a_space_stay_an_ordered_range(new_output):
@@ -219,7 +218,6 @@ def test_a_search_is_prepared_however_its_trainable_is_named(new_output, given):
         "experiment": experiment,
         "list": [experiment],
     }[given]
-    prepare = settings_for(is_distributed, keeps_actors)
     arguments = {"config": space} if given in ("class", "name") else {}
     with prepare(run, arguments) as prepared:
         (metadata,) = [each for each in prepared["callbacks"] if isinstance(each, ExperimentMetadata)]

@@ -22,6 +22,7 @@ from ray import cloudpickle
 from horovod_tune.errors import SerializationError
 from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import find_largest, type_name, unpicklable
+from horovod_tune.function.with_parameters import parameters_of
 
 MB = 1_000_000
 
@@ -146,7 +147,7 @@ def travels_by_name(module: str) -> bool:
 
 
 class ShippedFunction:
-    """The training function, serialised for the ranks when Tune ships the trainable class.
+    """The training function and its parameters, serialised for the ranks when Tune ships the trainable class.
 
     What it refers to may so be defined after `DistributedTrainableCreator` is called. `pickled` raises
     SerializationError if there are more than ``max_bytes``.
@@ -155,14 +156,21 @@ class ShippedFunction:
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
 
     def __init__(
-        self, function: Any, token: str, pickled: bytes = b"", *, max_bytes: float = math.inf
+        self, function: Any, token: str, sent: tuple[bytes, Any] = (b"", None), *, max_bytes: float = math.inf
     ) -> None:
-        self.token, self._function, self._pickled, self._max_bytes = token, function, pickled, max_bytes
+        self.token, self._function, self._sent, self._max_bytes = token, function, sent, max_bytes
         self._live[token] = self
+
+    def parameters(self) -> Any:
+        """Return a Ray ObjectRef of the objects of `with_parameters`; None if the function has none."""
+        if self._function is None:
+            return self._sent[1]
+        parameters = parameters_of(self._function)
+        return None if parameters is None else parameters.reference()
 
     def pickled(self) -> bytes:
         if self._function is None:
-            return self._pickled
+            return self._sent[0]
         _warn_of_horovod_in_driver()
         pickled = dumps(self._function)
         if len(pickled) <= self._max_bytes:
@@ -184,9 +192,9 @@ class ShippedFunction:
         return [name] if name is not None and travels_by_name(name) else []
 
     def __reduce__(self) -> Any:
-        return ShippedFunction._arrive, (self.token, self.pickled())
+        return ShippedFunction._arrive, (self.token, self.pickled(), self.parameters())
 
     @classmethod
-    def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
+    def _arrive(cls, token: str, *sent: Any) -> ShippedFunction:
         # In the driver, return the original, so that a later run ships the new values of its globals.
-        return cls._live.get(token) or cls(None, token, pickled)
+        return cls._live.get(token) or cls(None, token, sent)

@@ -12,7 +12,6 @@ from horovod_tune.ray_compat.patches.failures import explain_failures, name_miss
 from horovod_tune.ray_compat.patches.paused_trials import mend_paused_trials
 from horovod_tune.ray_compat.patches.resized_trials import check_resized_trials
 from horovod_tune.ray_compat.patches.tune_run import (
-    Prepare,
     metric_and_mode,
     prepare_runs,
     shows_tunes_own_output,

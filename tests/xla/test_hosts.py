@@ -27,7 +27,7 @@ import horovod_tune
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.function.with_parameters import parameters_of, with_parameters
+from horovod_tune.function.with_parameters import with_parameters
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import make_spec
 from horovod_tune.trainable import DistributedTrainable
@@ -101,7 +101,6 @@ def trainable(func: Callable[..., Any], *, num_hosts: int = 2, num_slots: int = 
     body = {
         "_spec": make_spec(use_tpu=True, num_hosts=num_hosts, num_slots=num_slots, **options),
         "_shipped": ShippedFunction(func, uuid.uuid4().hex),
-        "_parameters": parameters_of(func),
     }
     return type("trial", (OnPlainProcesses,), body)
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 
-Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
-
 _OUTPUT = "ray.tune.experimental.output"
 # True while this thread runs a search without Tune's own output.
 _IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
@@ -32,7 +30,9 @@ _DEATH = re.compile("^A worker died or was killed while executing a task by an u
     f"{_OUTPUT}:AirVerbosity.VERBOSE",
     f"{_OUTPUT}:IS_NOTEBOOK",
 ).once
-def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any]:
+def prepare_runs(
+    prepare: Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]], name: str
+) -> Callable[..., Any]:
     """Run every search inside ``prepare(run_or_experiment, arguments)``, which yields the arguments.
 
     All modules get the function that is returned, a script that has imported Tune's too. Under Ray Client,

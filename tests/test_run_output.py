@@ -23,7 +23,7 @@ from ray.tune.search import ConcurrencyLimiter
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
-from horovod_tune.ray_compat import compatibility, metric_and_mode
+from horovod_tune.ray_compat import metric_and_mode
 from horovod_tune.ray_compat.patches import tune_run
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare, search_metadata
 from horovod_tune.search import BayesOptSearch
@@ -57,9 +57,8 @@ def settings(**arguments):
 def test_a_script_that_has_imported_tunes_run_gets_ours(monkeypatch):
     script = types.ModuleType("script")
     script.search = importlib.import_module("ray.tune.tune").run
-    monkeypatch.setattr(compatibility, "_decided", {})
     monkeypatch.setattr(tune_run, "sys", types.SimpleNamespace(modules={"script": script}))
-    ours = tune_run.prepare_runs(nullcontext, __name__)
+    ours = tune_run.prepare_runs.__wrapped__(nullcontext, __name__)
     assert script.search is ours
 
 

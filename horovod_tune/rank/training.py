@@ -83,7 +83,6 @@ class Training:
         ending: Message
         try:
             self._prepare()
-            exit_handlers.install()
             enter_working_directory(self.session.request)
             session.activate(self.session)
             ray_compat.install_session(self.session)

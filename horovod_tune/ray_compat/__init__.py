@@ -39,4 +39,9 @@ from horovod_tune.ray_compat.schedules import (
     space_of,
     time_attr_of,
 )
-from horovod_tune.ray_compat.tune_session import forget_classes, install_session, prepare_rank_process
+from horovod_tune.ray_compat.tune_session import (
+    after_import,
+    forget_classes,
+    install_session,
+    prepare_rank_process,
+)

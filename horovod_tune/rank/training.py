@@ -157,11 +157,8 @@ def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> No
     """Call the training function, and report what it returns or yields, as Tune does."""
     output = function(dict(live_session.request.config))
     # Not inspect.isgeneratorfunction(function): a partial or a callable object may return a generator too.
-    if inspect.isgenerator(output):
-        for each in output:
-            session.handle_output(live_session, each)
-    else:
-        session.handle_output(live_session, output)
+    for each in output if inspect.isgenerator(output) else (output,):
+        session.handle_output(live_session, each)
 
 
 def enter_working_directory(request: TrialRequest) -> None:

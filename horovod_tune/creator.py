@@ -10,11 +10,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod_tune import ray_compat
 from horovod_tune.backends import require_installed
 from horovod_tune.errors import OutsideTune
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
+from horovod_tune.ray_compat import queries
+from horovod_tune.ray_compat.patches import tune_run
 from horovod_tune.run_settings import prepare
 from horovod_tune.session.session import RANK_VARIABLE
 from horovod_tune.spec.trial_spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
@@ -108,7 +109,7 @@ def DistributedTrainableCreator(
     require_installed(spec)
     patch_tune(reuse_workers)
     name = re.sub(r"\W", "_", function_name(func))
-    shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=ray_compat.most_bytes_of_a_function())
+    shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=queries.most_bytes_of_a_function())
     body = {
         "_spec": spec,
         "_shipped": shipped,
@@ -139,4 +140,4 @@ def _refuse_launcher() -> None:
 
 # `tune.run` is replaced when this module is imported, not by the creator: Python evaluates `tune.run` before
 # the argument in `tune.run(DistributedTrainableCreator(...))`.
-run = ray_compat.prepare_runs(prepare, __name__)
+run = tune_run.prepare_runs(prepare, __name__)

@@ -23,8 +23,8 @@ from ray.tune.search import ConcurrencyLimiter
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
-from horovod_tune.ray_compat import metric_and_mode
 from horovod_tune.ray_compat.patches import tune_run
+from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare, search_metadata
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.space.search_space import SearchSpace

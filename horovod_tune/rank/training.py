@@ -13,12 +13,12 @@ from typing import Any
 
 from ray import cloudpickle
 
-from horovod_tune import ray_compat
 from horovod_tune.errors import encodable, traceback_text
 from horovod_tune.function.training_function import unwrapped
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, TrialRequest
 from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
+from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import WorldChanges
 from horovod_tune.session.session import Session, StopTraining
@@ -85,7 +85,7 @@ class Training:
             self._prepare()
             enter_working_directory(self.session.request)
             session.activate(self.session)
-            ray_compat.install_session(self.session)
+            tune_session.install_session(self.session)
             function = cloudpickle.loads(self._function)
             self.session.own_package = str(getattr(unwrapped(function), "__module__", "")).partition(".")[0]
             self._call(function)
@@ -115,7 +115,7 @@ class Training:
             timer.cancel()
         self.session.parameters = None
         session.activate(None)
-        ray_compat.install_session(session.current())  # on TPU, the process may have another rank
+        tune_session.install_session(session.current())  # on TPU, the process may have another rank
         send_ending()
 
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:

@@ -28,7 +28,7 @@ from horovod_tune.rank.reset.imports import Imports
 from horovod_tune.rank.reset.settings import Settings, process_status, reseed
 from horovod_tune.rank.reset.watch import Watch
 from horovod_tune.rank.streams import unusable_streams
-from horovod_tune.ray_compat import forget_classes
+from horovod_tune.ray_compat.tune_session import forget_classes
 
 # How long threads and child processes may take to end after the trial that started them.
 EXIT_TIMEOUT_S = 0.5

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_tune.rank.reset.settings import Settings
 from horovod_tune.rank.reset.watch import Watch, read_attribute, top_level
-from horovod_tune.ray_compat import after_import
+from horovod_tune.ray_compat.tune_session import after_import
 
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.environment import Environment

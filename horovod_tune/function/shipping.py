@@ -70,14 +70,15 @@ def whole_registry() -> Iterator[None]:
     Ray's copy of cloudpickle also sends the config. With another, a class of the script would arrive twice.
     """
     names = _sent_by_value() - cloudpickle.list_registry_pickle_by_value()
-    added = [sys.modules[name] for name in names if name in sys.modules]
+    added = [ModuleType(name) for name in names if name in sys.modules]  # only their names are used
     for module in added:
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
         for module in added:
-            cloudpickle.unregister_pickle_by_value(module)
+            with contextlib.suppress(ValueError):  # another thread has done so
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _sent_by_value() -> set[str]:

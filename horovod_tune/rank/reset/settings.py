@@ -131,9 +131,8 @@ def _python_settings() -> Iterator[Setting]:
         lambda value: multiprocessing.set_start_method(value, force=True),
     )
     only_read: dict[str, Callable[[], Any]] = {
-        "the umask": lambda: process_status(
-            "thread-self", "Umask"
-        ),  # os.umask() would set it, for all threads
+        # os.umask() would set it, for all threads.
+        "the umask": lambda: process_status("thread-self", "Umask"),
         "tracemalloc": tracemalloc.is_tracing,
         "the switch interval": sys.getswitchinterval,
         "the flags of dlopen": sys.getdlopenflags,

@@ -26,7 +26,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from benchmarks.scale_rendezvous import RANKS_PER_HOST
-from horovod_tune import ray_compat
 from horovod_tune.actors import ranks
 from horovod_tune.channel.report_channel import CoordinatorChannel, Listener, RankChannel, connect
 from horovod_tune.coordinator import slots, workers
@@ -36,6 +35,7 @@ from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo.gloo_backend import horovod_environment
 from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
+from horovod_tune.ray_compat import queries
 
 METRICS = {"loss": 0.25, "accuracy": 0.5, "epoch": 3, "lr": 0.1}
 
@@ -220,7 +220,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
     """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
     workers.ray = world_module.ray = NoRay  # type: ignore[attr-defined]
     slots.end_workers = world_module.end_workers = lambda *_, **__: None
-    ray_compat.draining_nodes = set
+    queries.draining_nodes = set
     with contextlib.ExitStack() as stack:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
         limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)

@@ -1,4 +1,4 @@
-"""Runs in the driver: `DistributedTrainableCreator`, and the callbacks of its searches."""
+"""Runs in the driver: `DistributedTrainableCreator`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ray.tune import Callback
-
-from horovod_tune import ray_compat
-from horovod_tune.backends import placement_of, require_installed
+from horovod_tune.backends import require_installed
 from horovod_tune.errors import OutsideTune
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
-from horovod_tune.function.with_parameters import parameters_of
-from horovod_tune.run_settings import settings_for
+from horovod_tune.ray_compat import queries
+from horovod_tune.ray_compat.patches import tune_run
+from horovod_tune.run_settings import prepare
 from horovod_tune.session.session import RANK_VARIABLE
 from horovod_tune.spec.trial_spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
-from horovod_tune.trainable import DistributedTrainable, is_distributed, keeps_actors, patch_tune
+from horovod_tune.trainable import DistributedTrainable, patch_tune
 
 # The variable that each launcher sets. `horovodrun --mpi` starts Open MPI's mpirun.
 _LAUNCHERS = {
@@ -111,15 +109,14 @@ def DistributedTrainableCreator(
     require_installed(spec)
     patch_tune(reuse_workers)
     name = re.sub(r"\W", "_", function_name(func))
-    shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=ray_compat.most_bytes_of_a_function())
+    shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=queries.most_bytes_of_a_function())
     body = {
         "_spec": spec,
         "_shipped": shipped,
-        "_parameters": parameters_of(func),
         "_name": name,
         # Pickled by reference: a process that unpickles this class imports this module, which prepares Tune's
         # searches. Under Ray Client, the server's process does so and runs the search.
-        "_callbacks": staticmethod(_callbacks_of),
+        "_creator": staticmethod(DistributedTrainableCreator),
         "__doc__": func.__doc__,
         "__module__": DistributedTrainable.__module__,
     }
@@ -141,25 +138,6 @@ def _refuse_launcher() -> None:
             )
 
 
-def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:
-    callbacks: list[Callback] = []
-    placement = placement_of(trainable._spec)
-    if len(placement.bundles) > 1:
-        from horovod_tune.doctor.preflight import Preflight
-
-        callbacks.append(Preflight(trainable._spec, trainable._shipped, placement))
-    return callbacks
-
-
-def _describe(trainable: type[DistributedTrainable]) -> str:
-    spec = trainable._spec
-    hosts = f" on {spec.num_hosts} hosts" if (spec.num_hosts or 1) > 1 else ""
-    if spec.use_tpu:
-        return f"{trainable._name}, TPU trials{hosts}"
-    ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
-    return f"{trainable._name}, {ranks} per trial{hosts}"
-
-
 # `tune.run` is replaced when this module is imported, not by the creator: Python evaluates `tune.run` before
 # the argument in `tune.run(DistributedTrainableCreator(...))`.
-run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)
+run = tune_run.prepare_runs(prepare, __name__)

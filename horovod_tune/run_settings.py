@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,12 +17,15 @@ from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
 from ray.tune.search.sample import Categorical
 
-from horovod_tune import ray_compat
 from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
+from horovod_tune.backends import placement_of
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import MetricNotReported, SpecError
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.function.variables import unpicklable
+from horovod_tune.ray_compat import queries, schedules
+from horovod_tune.ray_compat.patches import tune_run
+from horovod_tune.trainable import DistributedTrainable, is_distributed, keeps_actors
 
 logger = logging.getLogger(__name__)
 
@@ -78,54 +81,60 @@ class ExperimentMetadata(Callback):
                 write_end(trial)
 
 
-def settings_for(
-    is_ours: Callable[[Any], bool],
-    reuse_workers: Callable[[Any], bool],
-    callbacks_of: Callable[[Any], list[Callback]] = lambda trainable: [],
-    describe: Callable[[Any], str] = str,
-) -> ray_compat.Prepare:
-    """Return the context for `ray_compat.prepare_runs`; it changes only searches of distributed trials.
+@contextmanager
+def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of a search; only those of distributed trials change. For `prepare_runs`."""
+    given = tune_run.trainables_of(run_or_experiment)
+    ours = [trainable for trainable, _ in given if is_distributed(trainable)]
+    if not ours:
+        yield arguments
+        return
+    specs = [{name: arguments.get(name) for name in ("config", "resources_per_trial")}]
+    specs += [spec for _, spec in given]
+    if any(spec.get("resources_per_trial") is not None for spec in specs):
+        raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
+    config = next((spec["config"] for spec in specs if spec.get("config")), None)
+    check_config(config)  # Tune's own error would not name the parameter
+    quiet = not tune_run.shows_tunes_own_output(arguments)
+    try:
+        if quiet:
+            with best_effort("showing the progress"):
+                where = queries.cluster_size() or "starting Ray"
+                print(f"searching with {_describe(ours[0])}: {where}", flush=True)
+        changed = _settings(arguments, config, quiet=quiet, reuse=keeps_actors(ours[0]))
+        with best_effort("preflight"):
+            changed["callbacks"] += _preflights(ours)
+        with (
+            _without_redundant_lines(quiet=quiet),
+            tune_run.without_reporter() if changed.get("verbose") == 0 else nullcontext(),
+        ):
+            yield changed
+    except Exception as error:
+        if isinstance(error.__context__, MetricNotReported):  # Tune puts its traceback in a TuneError
+            raise error.__context__.with_traceback(None) from None
+        cure = "Make it inside the training function, from plain values in config."
+        if unfit := unpicklable("config", config or {}, cloudpickle.dumps, cure, "config"):
+            raise unfit from error
+        raise
 
-    `describe` returns a trainable's name and size for the first line on the terminal.
-    """
 
-    @contextmanager
-    def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        given = ray_compat.trainables_of(run_or_experiment)
-        ours = [trainable for trainable, _ in given if is_ours(trainable)]
-        if not ours:
-            yield arguments
-            return
-        specs = [{name: arguments.get(name) for name in ("config", "resources_per_trial")}]
-        specs += [spec for _, spec in given]
-        if any(spec.get("resources_per_trial") is not None for spec in specs):
-            raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
-        config = next((spec["config"] for spec in specs if spec.get("config")), None)
-        check_config(config)  # Tune's own error would not name the parameter
-        quiet = not ray_compat.shows_tunes_own_output(arguments)
-        try:
-            if quiet:
-                with best_effort("showing the progress"):
-                    where = ray_compat.cluster_size() or "starting Ray"
-                    print(f"searching with {describe(ours[0])}: {where}", flush=True)
-            changed = _settings(arguments, config, quiet=quiet, reuse=reuse_workers(ours[0]))
-            with best_effort("preflight"):
-                for trainable in dict.fromkeys(ours):
-                    changed["callbacks"] += callbacks_of(trainable)
-            with (
-                _without_redundant_lines(quiet=quiet),
-                ray_compat.without_reporter() if changed.get("verbose") == 0 else nullcontext(),
-            ):
-                yield changed
-        except Exception as error:
-            if isinstance(error.__context__, MetricNotReported):  # Tune puts its traceback in a TuneError
-                raise error.__context__.with_traceback(None) from None
-            cure = "Make it inside the training function, from plain values in config."
-            if unfit := unpicklable("config", config or {}, cloudpickle.dumps, cure, "config"):
-                raise unfit from error
-            raise
+def _describe(trainable: type[DistributedTrainable]) -> str:
+    spec = trainable._spec
+    hosts = f" on {spec.num_hosts} hosts" if (spec.num_hosts or 1) > 1 else ""
+    if spec.use_tpu:
+        return f"{trainable._name}, TPU trials{hosts}"
+    ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
+    return f"{trainable._name}, {ranks} per trial{hosts}"
 
-    return prepare
+
+def _preflights(trainables: list[type[DistributedTrainable]]) -> Iterator[Callback]:
+    """Yield the checks of trials that may span machines."""
+    for trainable in dict.fromkeys(trainables):
+        placement = placement_of(trainable._spec)
+        if len(placement.bundles) > 1:
+            from horovod_tune.doctor.preflight import Preflight
+
+            yield Preflight(trainable._spec, trainable._shipped, placement)
 
 
 @contextmanager
@@ -160,7 +169,7 @@ def _prepare_search(arguments: dict[str, Any]) -> None:
         search = getattr(search, "searcher", None)
     if search is None:
         return
-    time_attr = ray_compat.time_attr_of(arguments.get("scheduler"))
+    time_attr = schedules.time_attr_of(arguments.get("scheduler"))
     if time_attr is not None:
         search.set_time_attr(time_attr)
     if arguments.get("config"):
@@ -170,7 +179,7 @@ def _prepare_search(arguments: dict[str, Any]) -> None:
 
 
 def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: bool) -> dict[str, Any]:
-    metric, mode = ray_compat.metric_and_mode(arguments)
+    metric, mode = tune_run.metric_and_mode(arguments)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials()]
     changed = {**arguments, "callbacks": callbacks, "config": _with_python_numbers(arguments.get("config"))}
     _prepare_search(changed)
@@ -209,12 +218,12 @@ def search_metadata(
     """Return a search's metadata, from the arguments of `tune.run` and the search space."""
     search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
     budget: Any = arguments.get("time_budget_s")
-    space = ray_compat.space_of(search)
+    space = schedules.space_of(search)
     return {
         "metric": metric,
         "mode": mode,
         "time_budget_s": budget.total_seconds() if hasattr(budget, "total_seconds") else budget,
-        "searcher": ray_compat.describe_searcher(search),
-        "scheduler": ray_compat.describe_scheduler(scheduler),
+        "searcher": schedules.describe_searcher(search),
+        "scheduler": schedules.describe_scheduler(scheduler),
         **space_metadata({**(config or {}), **(space if isinstance(space, dict) else {})}),
     }

@@ -17,15 +17,15 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.result import RESULT_DUPLICATE, SHOULD_CHECKPOINT
 from ray.tune.trainable import FunctionTrainable
 
-from horovod_tune import ray_compat
 from horovod_tune.backends import make_group, placement_of
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.function.shipping import ShippedFunction, refuse_horovod_of_driver
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
-from horovod_tune.function.with_parameters import ShippedParameters
 from horovod_tune.messages import TrialRequest
+from horovod_tune.ray_compat import queries
+from horovod_tune.ray_compat.patches import actors, failures, paused_trials, resized_trials
 from horovod_tune.ray_compat.training_result import TrainingResult
 from horovod_tune.spec.placement import fits
 from horovod_tune.spec.resizing import request_for, resized, resized_request
@@ -43,7 +43,6 @@ class DistributedTrainable(FunctionTrainable):
 
     _spec: ClassVar[TrialSpec]
     _shipped: ClassVar[ShippedFunction]
-    _parameters: ClassVar[ShippedParameters | None]
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -72,7 +71,7 @@ class DistributedTrainable(FunctionTrainable):
         check_config(config)
         refuse_horovod_of_driver(config)
         placement = placement_of(cls._spec)
-        ray_compat.check_cluster_holds(placement)
+        queries.check_cluster_holds(placement)
         return request_for(placement)
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -111,7 +110,7 @@ class DistributedTrainable(FunctionTrainable):
             # Pickled: unpickling imports Ray Tune, which takes a second, so a rank does it only on request.
             resources=pickle.dumps(self.trial_resources),
             storage=ray.cloudpickle.dumps(storage),
-            parameters=self._parameters.reference() if self._parameters is not None else None,
+            parameters=self._shipped.parameters(),
         )
         self._trial_storage = TrialStorage(storage, self._node_id)
         self._coordinator.set_trial(request, self._trial_storage)
@@ -120,15 +119,15 @@ class DistributedTrainable(FunctionTrainable):
         """Return rank 0's next report; after the last one, a result marked as duplicate."""
         if self._restarts_elsewhere:
             self._coordinator.close()
-            raise ray_compat.HostPreempted(
+            raise queries.HostPreempted(
                 "preempted: the trial's node is draining; the trial restarts on another node"
             )
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
-            if ray_compat.is_preempted(failed.lost_nodes):
+            if queries.is_preempted(failed.lost_nodes):
                 # Tune must not count it as a failure if the cloud took a machine away.
-                raise ray_compat.HostPreempted(f"preempted: {failed}") from failed
+                raise queries.HostPreempted(f"preempted: {failed}") from failed
             raise
         if result is None:
             self._store_artifacts()
@@ -164,7 +163,7 @@ class DistributedTrainable(FunctionTrainable):
 
     def _fits_elsewhere(self) -> bool:
         """Return True if the whole trial now fits on nodes that are not draining."""
-        free = ray_compat.free_on_remaining_nodes()
+        free = queries.free_on_remaining_nodes()
         for node in self._coordinator.nodes:
             for name, amount in self._spec.slot_resources.items():
                 if node in free:
@@ -243,13 +242,13 @@ class DistributedTrainable(FunctionTrainable):
 
 def patch_tune(reuse_workers: bool) -> None:
     """Apply to this process the patches of Tune that distributed trials need; harmless if repeated."""
-    ray_compat.mend_paused_trials()
+    paused_trials.mend_paused_trials()
     if reuse_workers:
-        ray_compat.reuse_actors_of(keeps_actors)
-    ray_compat.start_in_idle_processes(is_distributed)
-    ray_compat.explain_failures(is_distributed)
-    ray_compat.name_missing_metric(is_distributed)
-    ray_compat.check_resized_trials(_placement_in, is_elastic)
+        actors.reuse_actors_of(keeps_actors)
+    actors.start_in_idle_processes(is_distributed)
+    failures.explain_failures(is_distributed)
+    failures.name_missing_metric(is_distributed)
+    resized_trials.check_resized_trials(_placement_in, is_elastic)
 
 
 def is_distributed(trainable: Any) -> bool:

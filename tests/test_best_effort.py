@@ -13,7 +13,7 @@ from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback, progress
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.doctor.preflight import Preflight
-from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, settings_for
+from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare
 
 
 def broken(*args: Any, **keywords: Any) -> Any:
@@ -60,8 +60,8 @@ def test_a_callback_that_cannot_be_made_is_left_out(
 ) -> None:
     monkeypatch.setattr(ProgressCallback, "__init__", broken)
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
-    prepare = settings_for(lambda trainable: True, lambda trainable: True, broken)
-    with prepare(object, {"config": {}}) as prepared:
+    monkeypatch.setattr("horovod_tune.run_settings.placement_of", broken)
+    with prepare(DistributedTrainableCreator(print), {"config": {}}) as prepared:
         assert prepared["config"] == {}
     assert len([each for each in caplog.records if "broken on purpose" in each.getMessage()]) == 2
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from horovod_tune.ray_compat import compatibility
 from horovod_tune.ray_compat.compatibility import Patch, difference, wrap
 
 HERE = __name__
@@ -31,12 +29,6 @@ class Engine:
 class Diesel(Engine):
     def heat(self) -> Any:
         return lambda: self._glow  # type: ignore[attr-defined]
-
-
-@pytest.fixture(autouse=True)
-def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(compatibility, "_decided", {})
-    yield
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,11 @@ from ray.tune.search import ConcurrencyLimiter
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
-from horovod_tune.ray_compat import compatibility, metric_and_mode
 from horovod_tune.ray_compat.patches import tune_run
-from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, search_metadata, settings_for
+from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
+from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare, search_metadata
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.space.search_space import SearchSpace
-from horovod_tune.trainable import is_distributed, keeps_actors
 
 pytestmark = pytest.mark.processes
 
@@ -46,8 +45,8 @@ def new_output(monkeypatch):
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
 
 
-def search(*, ours=True, **arguments):
-    return settings_for(lambda trainable: ours, lambda trainable: True)(object, arguments)
+def search(trainable=None, **arguments):
+    return prepare(trainable or DistributedTrainableCreator(train), arguments)
 
 
 def settings(**arguments):
@@ -58,9 +57,8 @@ def settings(**arguments):
 def test_a_script_that_has_imported_tunes_run_gets_ours(monkeypatch):
     script = types.ModuleType("script")
     script.search = importlib.import_module("ray.tune.tune").run
-    monkeypatch.setattr(compatibility, "_decided", {})
     monkeypatch.setattr(tune_run, "sys", types.SimpleNamespace(modules={"script": script}))
-    ours = tune_run.prepare_runs(nullcontext, __name__)
+    ours = tune_run.prepare_runs.__wrapped__(nullcontext, __name__)
     assert script.search is ours
 
 
@@ -164,7 +162,7 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
 
 
 def test_other_trainables_keep_tunes_settings_and_tune_does_not_advise_what_happens_anyway(new_output):
-    assert settings(ours=False, config={}) == {"config": {}}
+    assert settings(trainable=tune.Trainable, config={}) == {"config": {}}
     scheduler = PopulationBasedTraining(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
     assert settings(scheduler=scheduler)["reuse_actors"] is True
 
@@ -208,7 +206,7 @@ def test_a_search_is_prepared_however_its_trainable_is_named(new_output):
     experiment = tune.Experiment("named", "registered_training", config=space)
     searches = {trainable: {"config": space}, "registered_training": {"config": space}, experiment: {}}
     for run, arguments in [*searches.items(), ([experiment], {})]:
-        with settings_for(is_distributed, keeps_actors)(run, arguments) as prepared:
+        with prepare(run, arguments) as prepared:
             (metadata,) = [each for each in prepared["callbacks"] if isinstance(each, ExperimentMetadata)]
             assert any(isinstance(each, ProgressCallback) for each in prepared["callbacks"])
         assert metadata._metadata["space"]["x"]["text"] == "uniform(0, 1)"

@@ -7,9 +7,9 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 
-from horovod_tune import ray_compat
 from horovod_tune.files.log_files import LOG_BYTES, left_out
 from horovod_tune.rank.streams import flush_streams
+from horovod_tune.ray_compat import queries
 
 # The most bytes of one stream that `take` returns, so that both streams fit into the rank's log.
 TAKE_BYTES = LOG_BYTES // 2
@@ -32,7 +32,7 @@ class OutputReader:
 
     def __init__(self, paths: Sequence[str] | None = None) -> None:  # tests give other files
         links = [f"/proc/self/fd/{number}" for number in (1, 2)]
-        self._paths = paths or ray_compat.rotated_output() or [os.readlink(link) for link in links]
+        self._paths = paths or queries.rotated_output() or [os.readlink(link) for link in links]
         self._offsets = [_size(path) for path in self._paths]
         self._stderr_mark = self._offsets[1]
         self._awaited_mark: int | None = None

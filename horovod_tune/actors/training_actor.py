@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from horovod_tune import ray_compat
 from horovod_tune.actors.output_reader import OutputReader
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.actors.ranks import interfaces
@@ -44,6 +43,7 @@ from horovod_tune.rank.allocator import keep_freed_memory
 from horovod_tune.rank.exit_handlers import end_process
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.rank.training import Training
+from horovod_tune.ray_compat import tune_session
 from horovod_tune.session.committed_state import CommittedState
 from horovod_tune.session.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
@@ -76,7 +76,7 @@ class TrainingActor:
         self._channel: RankChannel | None = None
         self._run = 0
         self._forming = threading.Lock()
-        ray_compat.prepare_rank_process()
+        tune_session.prepare_rank_process()
         with contextlib.suppress(Exception):  # the training thread loads it again, and reports the error
             self._backend.load()
 

@@ -14,10 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune import ray_compat
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import MetricsError, TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
+from horovod_tune.ray_compat import queries
 from horovod_tune.session.session import COMMIT_FILE
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Coordinator:
             if self._workers_are_used and isinstance(cause, TrainingFailed):
                 # An earlier trial may have left something in these processes. A trial that has reported must
                 # not be tried again, since Tune has its results.
-                if not trial.has_reported and not ray_compat.is_preempted(cause.lost_nodes):
+                if not trial.has_reported and not queries.is_preempted(cause.lost_nodes):
                     return self._retry(cause)
                 first, _, rest = str(cause).partition("\n")
                 cause.args = (f"{first}\n{_USED}\n{rest}",)

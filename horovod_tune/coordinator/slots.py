@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from horovod_tune import ray_compat
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits, backoff_s
 from horovod_tune.coordinator.workers import Worker, end_workers
+from horovod_tune.ray_compat import queries
 
 # Interval between queries for draining nodes.
 DRAINING_INTERVAL_S = 2.0
@@ -134,7 +134,7 @@ class Slots:
         now = time.monotonic()
         if now - self._queried_s < DRAINING_INTERVAL_S:
             return
-        self._queried_s, self._draining = now, ray_compat.draining_nodes()
+        self._queried_s, self._draining = now, queries.draining_nodes()
         if not self.remaining(members):
             return  # if none may stay, the whole trial restarts elsewhere
         draining = {worker.slot for worker in members if self.is_draining(worker)}

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune import ray_compat
 from horovod_tune.errors import MetricsError
 from horovod_tune.files import directories, log_files
 from horovod_tune.messages import CheckpointPlace
+from horovod_tune.ray_compat import queries
 from horovod_tune.transfer import node_transfer
 from horovod_tune.transfer.host_copies import (
     PROBE_TIMEOUT_S,
@@ -54,7 +54,7 @@ class TrialStorage:
         """The node that writes to the storage for this host; None if this host can write to it."""
         if not self.is_local:
             return None
-        driver = ray_compat.driver_node_id()
+        driver = queries.driver_node_id()
         if driver is None or driver == self._node_id:
             return None
         path = self._context.experiment_fs_path

@@ -8,11 +8,11 @@ from typing import Any
 import ray
 from ray.tune import Callback
 
-from horovod_tune import ray_compat
 from horovod_tune.best_effort import best_effort_callback
 from horovod_tune.doctor.nodes import check
 from horovod_tune.errors import PreflightFailed, ResourcesUnavailable
 from horovod_tune.function.shipping import ShippedFunction
+from horovod_tune.ray_compat import queries
 from horovod_tune.spec.placement import Placement, fits_one_node
 from horovod_tune.spec.trial_spec import TrialSpec
 
@@ -33,8 +33,8 @@ class Preflight(Callback):
         key = (self._shipped.token, ray.get_runtime_context().gcs_address)
         if key in _examined:
             return
-        ray_compat.check_cluster_holds(self._placement)
-        nodes = ray_compat.resources_of_nodes()
+        queries.check_cluster_holds(self._placement)
+        nodes = queries.resources_of_nodes()
         # A cluster that grows may not have enough nodes yet.
         if len(nodes) < (self._spec.num_hosts or 1) or fits_one_node(self._placement, nodes):
             return

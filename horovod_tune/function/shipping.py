@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import io
+import itertools
 import math
 import os
 import pickle
@@ -21,6 +22,7 @@ from ray import cloudpickle
 from horovod_tune.errors import SerializationError
 from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import find_largest, type_name, unpicklable
+from horovod_tune.function.with_parameters import parameters_of
 
 MB = 1_000_000
 
@@ -67,14 +69,22 @@ def whole_registry() -> Iterator[None]:
 
     Ray's copy of cloudpickle also sends the config. With another, a class of the script would arrive twice.
     """
-    original = sys.modules.get("cloudpickle")
-    registry = cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES
-    added = original.list_registry_pickle_by_value() - registry if original is not None else set()
-    registry |= added
+    names = _sent_by_value() - cloudpickle.list_registry_pickle_by_value()
+    added = [ModuleType(name) for name in names if name in sys.modules]  # only their names are used
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        registry -= added
+        for module in added:
+            with contextlib.suppress(ValueError):  # another thread has done so
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _sent_by_value() -> set[str]:
+    """Return the modules that are registered with Ray's cloudpickle or with cloudpickle itself."""
+    both = (cloudpickle, sys.modules.get("cloudpickle") or cloudpickle)
+    return set().union(*(each.list_registry_pickle_by_value() for each in both))
 
 
 def dumps(function: Any) -> bytes:
@@ -126,20 +136,19 @@ def _warn_of_horovod_in_driver() -> None:
         )
 
 
-@whole_registry()
 def travels_by_name(module: str) -> bool:
     """Return True if objects of ``module`` are sent as names to import, and not as code.
 
     >>> travels_by_name("sys"), travels_by_name("__main__"), travels_by_name("no.such.module")
     (True, False, False)
     """
-    held = sys.modules.get(module)
-    by_value = module == "__main__" or held is None
-    return not (by_value or cloudpickle.cloudpickle._is_registered_pickle_by_value(held))
+    if module == "__main__" or module not in sys.modules:
+        return False
+    return _sent_by_value().isdisjoint(itertools.accumulate(module.split("."), "{}.{}".format))
 
 
 class ShippedFunction:
-    """The training function, serialised for the ranks when Tune ships the trainable class.
+    """The training function and its parameters, serialised for the ranks when Tune ships the trainable class.
 
     What it refers to may so be defined after `DistributedTrainableCreator` is called. `pickled` raises
     SerializationError if there are more than ``max_bytes``.
@@ -148,14 +157,21 @@ class ShippedFunction:
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
 
     def __init__(
-        self, function: Any, token: str, pickled: bytes = b"", *, max_bytes: float = math.inf
+        self, function: Any, token: str, sent: tuple[bytes, Any] = (b"", None), *, max_bytes: float = math.inf
     ) -> None:
-        self.token, self._function, self._pickled, self._max_bytes = token, function, pickled, max_bytes
+        self.token, self._function, self._sent, self._max_bytes = token, function, sent, max_bytes
         self._live[token] = self
+
+    def parameters(self) -> Any:
+        """Return a Ray ObjectRef of the objects of `with_parameters`; None if the function has none."""
+        if self._function is None:
+            return self._sent[1]
+        parameters = parameters_of(self._function)
+        return None if parameters is None else parameters.reference()
 
     def pickled(self) -> bytes:
         if self._function is None:
-            return self._pickled
+            return self._sent[0]
         _warn_of_horovod_in_driver()
         pickled = dumps(self._function)
         if len(pickled) <= self._max_bytes:
@@ -177,9 +193,9 @@ class ShippedFunction:
         return [name] if name is not None and travels_by_name(name) else []
 
     def __reduce__(self) -> Any:
-        return ShippedFunction._arrive, (self.token, self.pickled())
+        return ShippedFunction._arrive, (self.token, self.pickled(), self.parameters())
 
     @classmethod
-    def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
+    def _arrive(cls, token: str, *sent: Any) -> ShippedFunction:
         # In the driver, return the original, so that a later run ships the new values of its globals.
-        return cls._live.get(token) or cls(None, token, pickled)
+        return cls._live.get(token) or cls(None, token, sent)

@@ -15,16 +15,22 @@ from horovod_tune.function.variables import unpicklable
 from horovod_tune.session.session import current
 
 
-class ShippedParameters:
-    """The objects in the driver, put into Ray's object store once; elsewhere, only a reference to them."""
+class Parameters:
+    """The objects that `with_parameters` has bound to a function; where it is sent to, the trial's copies."""
 
-    def __init__(self, values: dict[str, Any] | None, reference: Any = None) -> None:
-        self.values = values
-        self._reference = reference
+    def __init__(self, values: dict[str, Any] | None = None) -> None:
+        self._values = values
+        self._reference: Any = None
         self._put_in: tuple[str, str] | None = None
 
+    def __reduce__(self) -> Any:
+        return Parameters, ()
+
+    def values(self) -> dict[str, Any]:
+        return provided() if self._values is None else self._values
+
     def reference(self) -> Any:
-        """Return what a TrialRequest carries: a Ray ObjectRef of `pack_values`' bytes.
+        """Return what a TrialRequest carries: a Ray ObjectRef of `pack_values`' bytes. Runs in the driver.
 
         Raises:
             RuntimeError: Ray is not initialised.
@@ -32,8 +38,6 @@ class ShippedParameters:
         """
         import ray
 
-        if self.values is None:
-            return self._reference
         session = _session()
         if session is None:
             raise RuntimeError(
@@ -42,12 +46,9 @@ class ShippedParameters:
         if session != self._put_in:
             import numpy
 
-            packed = numpy.frombuffer(pack_values(self.values), dtype=numpy.uint8)
+            packed = numpy.frombuffer(pack_values(self.values()), dtype=numpy.uint8)
             self._put_in, self._reference = session, ray.put(packed)
         return self._reference
-
-    def __reduce__(self) -> Any:
-        return ShippedParameters, (None, self.reference())
 
 
 def _session() -> tuple[str, str] | None:
@@ -58,19 +59,6 @@ def _session() -> tuple[str, str] | None:
         return None
     context = ray.get_runtime_context()
     return context.get_job_id(), context.get_node_id()
-
-
-class _Placeholder:
-    """Stands for a function's parameters: the originals in the driver, the trial's copies in a rank."""
-
-    def __init__(self, values: dict[str, Any] | None = None) -> None:
-        self.shipped = ShippedParameters(values)
-
-    def values(self) -> dict[str, Any]:
-        return self.shipped.values if self.shipped.values is not None else provided()
-
-    def __reduce__(self) -> Any:
-        return _Placeholder, ()
 
 
 def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[[dict[str, Any]], Any]:
@@ -103,10 +91,10 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
             f"{', '.join(f'{name}=...' for name in parameters)}): {error}"
         ) from None
     check_training_function(partial(func, **parameters))
-    placeholder = _Placeholder(parameters)
+    held = Parameters(parameters)
 
     def bound(config: dict[str, Any]) -> Any:
-        return func(config, **placeholder.values())
+        return func(config, **held.values())
 
     bound = wraps(func)(bound)
     # A partial has no name, and functools' module.
@@ -114,14 +102,14 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
     bound.__module__ = getattr(unwrapped(func), "__module__", bound.__module__)
     for name in ("__wrapped__", "__signature__"):  # its signature is not that of `func`
         vars(bound).pop(name, None)
-    bound._placeholder = placeholder  # type: ignore[attr-defined]
+    bound._parameters = held  # type: ignore[attr-defined]
     return bound
 
 
-def parameters_of(func: Any) -> ShippedParameters | None:
+def parameters_of(func: Any) -> Parameters | None:
     """Return what `with_parameters` bound to ``func``; None if nothing."""
-    placeholder = getattr(unwrapped(func), "_placeholder", None)
-    return placeholder.shipped if isinstance(placeholder, _Placeholder) else None
+    held = getattr(unwrapped(func), "_parameters", None)
+    return held if isinstance(held, Parameters) else None
 
 
 def pack_values(values: dict[str, Any]) -> bytes:

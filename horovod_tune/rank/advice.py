@@ -13,7 +13,8 @@ from horovod_tune.errors import exception_chain
 def advice_on(error: BaseException) -> str:
     """Return a line or two to print below the traceback of ``error``; empty if there is no advice."""
     if isinstance(error, SystemExit):
-        if _comes_from(error, argparse.__file__):
+        frames = traceback.walk_tb(error.__traceback__)
+        if any(frame.f_code.co_filename == argparse.__file__ for frame, _ in frames):
             return (
                 "\nThe arguments that the function has parsed (sys.argv) are Ray's, not those of your "
                 "command line. Parse in the driver, and pass the values in config: "
@@ -32,9 +33,8 @@ def advice_on(error: BaseException) -> str:
                 "If a trial is stopped, an exception ends the function: put the clean-up into "
                 "try: ... finally:, or pass it to atexit.register.\n"
             )
-        if isinstance(each, (pickle.PicklingError, AttributeError, RuntimeError)) and _is_about_main(
-            str(each)
-        ):
+        text = str(each) if isinstance(each, pickle.PicklingError | AttributeError | RuntimeError) else ""
+        if "__main__" in text and ("pickle" in text or "get attribute" in text):
             return (
                 "\nRanks cannot import your script (__main__), so its classes and functions cannot be "
                 "pickled by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a "
@@ -42,14 +42,6 @@ def advice_on(error: BaseException) -> str:
                 "use 'fork', and save model.state_dict().\n"
             )
     return ""
-
-
-def _is_about_main(text: str) -> bool:
-    return "__main__" in text and ("pickle" in text or "get attribute" in text)
-
-
-def _comes_from(error: BaseException, file: str) -> bool:
-    return any(frame.f_code.co_filename == file for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _advice_on_missing_file(error: FileNotFoundError) -> str:

@@ -26,14 +26,12 @@ _lasting: frozenset[str] = frozenset()
 
 
 def install() -> None:
-    """Make `atexit.register` add to the trial's handlers; call before each trial: the reset undoes it."""
+    """Make `atexit.register` add to the trial's handlers, from the first trial on."""
     global _lasting
-    if atexit.register is not _real_register:
-        return
-    if not _lasting:  # packages that a trial imports may stay, but what they register is the trial's
-        _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-        # The first trial may import these, but they outlive it too; hvd.init() registers Horovod's shutdown.
-        _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray"}
+    # Packages that a trial imports may stay, but what they register is the trial's.
+    _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
+    # The first trial may import these, but they outlive it too; hvd.init() registers Horovod's shutdown.
+    _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray"}
 
     @functools.wraps(_real_register)  # type: ignore[arg-type]
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:

@@ -13,12 +13,12 @@ from typing import Any
 
 from ray import cloudpickle
 
-from horovod_tune import ray_compat
 from horovod_tune.errors import encodable, traceback_text
 from horovod_tune.function.training_function import unwrapped
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, TrialRequest
 from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
+from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import WorldChanges
 from horovod_tune.session.session import Session, StopTraining
@@ -83,10 +83,9 @@ class Training:
         ending: Message
         try:
             self._prepare()
-            exit_handlers.install()
             enter_working_directory(self.session.request)
             session.activate(self.session)
-            ray_compat.install_session(self.session)
+            tune_session.install_session(self.session)
             function = cloudpickle.loads(self._function)
             self.session.own_package = str(getattr(unwrapped(function), "__module__", "")).partition(".")[0]
             self._call(function)
@@ -116,7 +115,7 @@ class Training:
             timer.cancel()
         self.session.parameters = None
         session.activate(None)
-        ray_compat.install_session(session.current())  # on TPU, the process may have another rank
+        tune_session.install_session(session.current())  # on TPU, the process may have another rank
         send_ending()
 
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
@@ -158,11 +157,8 @@ def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> No
     """Call the training function, and report what it returns or yields, as Tune does."""
     output = function(dict(live_session.request.config))
     # Not inspect.isgeneratorfunction(function): a partial or a callable object may return a generator too.
-    if inspect.isgenerator(output):
-        for each in output:
-            session.handle_output(live_session, each)
-    else:
-        session.handle_output(live_session, output)
+    for each in output if inspect.isgenerator(output) else (output,):
+        session.handle_output(live_session, each)
 
 
 def enter_working_directory(request: TrialRequest) -> None:

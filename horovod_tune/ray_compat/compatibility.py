@@ -71,10 +71,6 @@ def _source(found: Any) -> str:
         return ""
 
 
-# Whether the library has the shape that a patch needs, by what is lost without the patch.
-_decided: dict[str, bool] = {}
-
-
 class Patch:
     """A use of another library's private APIs. If they have changed, it is left out, with one warning.
 
@@ -85,29 +81,27 @@ class Patch:
     def __init__(self, without: str, *parts: str) -> None:
         self.without, self.parts = without, parts
 
-    @property
+    @functools.cached_property
     def fits(self) -> bool:
         """True if the library has the expected shape. The first check in a process logs any difference."""
-        if self.without not in _decided:
-            differences = list(filter(None, map(difference, self.parts)))
-            _decided[self.without] = not differences
-            if differences:
-                library = re.split("[.:]", self.parts[0])[0]
-                logger.warning(
-                    "%s %s differs from what horovod_tune was checked against, so %s. (%s)",
-                    library.capitalize(),
-                    getattr(importlib.import_module(library), "__version__", "of unknown version"),
-                    self.without,
-                    "; ".join(differences),
-                )
-        return _decided[self.without]
+        differences = list(filter(None, map(difference, self.parts)))
+        if differences:
+            library = re.split("[.:]", self.parts[0])[0]
+            logger.warning(
+                "%s %s differs from what horovod_tune was checked against, so %s. (%s)",
+                library.capitalize(),
+                getattr(importlib.import_module(library), "__version__", "of unknown version"),
+                self.without,
+                "; ".join(differences),
+            )
+        return not differences
 
     def once(self, apply: _Function) -> _Function:
         """Decorate a function that changes the library: only its first call in a process has an effect."""
 
         @functools.wraps(apply)
         def apply_once(*args: Any, **keywords: Any) -> Any:
-            is_due = self.without not in _decided and self.fits
+            is_due = "fits" not in vars(self) and self.fits
             return apply(*args, **keywords) if is_due else None
 
         return cast(_Function, apply_once)

@@ -21,7 +21,7 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 from threadpoolctl import ThreadpoolController
 
-from horovod_tune import ray_compat
+from horovod_tune.ray_compat.patches import drawn_values
 from horovod_tune.search import state_file
 from horovod_tune.search.earlier_experiment import fit_into, read_previous
 from horovod_tune.search.gp.fitted_model import FitState
@@ -166,7 +166,7 @@ class BayesOptSearch(Searcher):
 
         Raises `StateFileError` if a restored search has another space, metric or mode.
         """
-        ray_compat.draw_with(_seeding)
+        drawn_values.draw_with(_seeding)
         if not isinstance(self._metric, list):
             if self._is_restored:
                 own = {"metric": self._metric, "mode": self._mode}

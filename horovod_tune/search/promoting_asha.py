@@ -14,7 +14,8 @@ from ray.tune.utils import flatten_dict
 
 from horovod_tune.analysis.scoring import check_metric_name
 from horovod_tune.large_batch import bounds
-from horovod_tune.ray_compat import mend_paused_trials, reports_of
+from horovod_tune.ray_compat.patches.paused_trials import mend_paused_trials
+from horovod_tune.ray_compat.queries import reports_of
 from horovod_tune.ray_compat.schedules import acquire_slot, release_slot
 from horovod_tune.search.history import as_number
 

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from horovod_tune import ray_compat
 from horovod_tune.files.directories import fingerprint
 from horovod_tune.messages import CheckpointPlace
+from horovod_tune.ray_compat import queries
 from horovod_tune.transfer import node_transfer
 
 # A limit for a copy between hosts without a shared file system, far above what a checkpoint takes.
@@ -57,7 +57,7 @@ class HostCopies:
     @property
     def folder(self) -> Path:
         if self._folder is None:
-            private = ray_compat.private_directory()
+            private = queries.private_directory()
             # Without one, each process has copies of its own.
             self._folder = private / "checkpoints" if private else Path(tempfile.mkdtemp("_checkpoints"))
         return self._folder

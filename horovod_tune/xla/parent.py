@@ -16,7 +16,7 @@ import socket
 import traceback
 import warnings
 
-from horovod_tune import ray_compat
+from horovod_tune.ray_compat import tune_session
 from horovod_tune.xla import rank
 from horovod_tune.xla.topology import LaunchPlan
 
@@ -38,7 +38,7 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
     try:
         module, _, name = runtime_path.partition(":")
         runtime_class = getattr(importlib.import_module(module), name)
-        ray_compat.prepare_rank_process()
+        tune_session.prepare_rank_process()
         data = registry.recv(_MAX_PLAN_BYTES)
         if not data:
             os._exit(0)  # the actor ended before it sent a plan

@@ -11,9 +11,9 @@ import ray
 from fake_workers import REQUEST, Clock, FakeTrial, Prepare, Ref, do_nothing
 from ray.exceptions import GetTimeoutError
 
-from horovod_tune import ray_compat
 from horovod_tune.coordinator import slots, world
 from horovod_tune.coordinator.workers import EventQueue, Replies, Reports, Worker
+from horovod_tune.ray_compat import queries
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def make(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
     """Begin a trial on fake workers, all of which must be killed when it is closed."""
     made: list[FakeTrial] = []
     monkeypatch.setattr(
-        ray_compat, "draining_nodes", lambda: {n for each in made for n in each.launcher.draining}
+        queries, "draining_nodes", lambda: {n for each in made for n in each.launcher.draining}
     )
 
     def begin(size: int = 3, *, prepare: Prepare = do_nothing, **options: Any) -> FakeTrial:

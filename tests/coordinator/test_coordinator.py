@@ -12,11 +12,11 @@ import pytest
 from fake_workers import REQUEST, Clock, FakeTrial, failed
 from ray.train._internal.storage import StorageContext
 
-from horovod_tune import ray_compat
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
 from horovod_tune.messages import FailureKind, Finished, LogChunk, Report
+from horovod_tune.ray_compat import queries
 from horovod_tune.transfer import node_transfer
 
 
@@ -62,7 +62,7 @@ class Trial:
 def trial(
     request: pytest.FixtureRequest, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Trial:
-    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "node 0")
+    monkeypatch.setattr(queries, "driver_node_id", lambda: "node 0")
     # The default is below the directory of a Ray session.
     monkeypatch.setattr(StorageContext, "trial_working_directory", str(tmp_path / "working"))
     return Trial(clock, tmp_path, in_cloud=request.param)
@@ -118,9 +118,9 @@ def test_a_checkpoint_on_the_host_of_rank_0_is_fetched_from_there(
 
     monkeypatch.setattr(node_transfer, "fetch_directory", fetch)
     monkeypatch.setattr(node_transfer, "call_on", lambda *_, **__: (1, 2))  # the original's fingerprint
-    monkeypatch.setattr(ray_compat, "private_directory", lambda: None)
+    monkeypatch.setattr(queries, "private_directory", lambda: None)
     trial.coordinator.set_trial(REQUEST, TrialStorage(trial.context, "node 7"))
-    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "node 7")
+    monkeypatch.setattr(queries, "driver_node_id", lambda: "node 7")
     trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
     metrics, _ = trial.coordinator.next_result() or ({}, None)
     assert fetched == [f"node 0:{trial.made}"]

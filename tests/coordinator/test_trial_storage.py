@@ -9,9 +9,9 @@ import pytest
 import ray.tune
 from ray.train._internal.storage import StorageContext
 
-from horovod_tune import ray_compat
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.files import directories, log_files
+from horovod_tune.ray_compat import queries
 from horovod_tune.transfer import node_transfer
 from horovod_tune.transfer.host_copies import HostCopies
 
@@ -37,7 +37,7 @@ class OtherDisk:
 def other_disk(tmp_path, monkeypatch):
     disk = OtherDisk(tmp_path / "disk of the driver")
     monkeypatch.setattr(node_transfer, "_with_actor", lambda node, timeout_s, work: work(disk.call))
-    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
+    monkeypatch.setattr(queries, "driver_node_id", lambda: "driver")
     return disk
 
 
@@ -65,7 +65,7 @@ def made(tmp_path):
 
 
 def test_checkpoints_on_this_host_are_numbered_and_replace_what_a_kill_left(tmp_path, made, monkeypatch):
-    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
+    monkeypatch.setattr(queries, "driver_node_id", lambda: "driver")
     storage, trial = make_storage(tmp_path, node="driver")
     left = trial / "checkpoint_000007.part"
     left.mkdir(parents=True)

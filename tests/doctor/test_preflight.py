@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from horovod_tune import ray_compat
 from horovod_tune.doctor import Finding, Report, preflight
 from horovod_tune.doctor.preflight import Preflight
 from horovod_tune.errors import PreflightFailed
+from horovod_tune.ray_compat import queries
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec, make_spec
 
@@ -41,8 +41,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(preflight.ray, "get_runtime_context", lambda: made)
     monkeypatch.setattr(preflight, "check", made.check)
     monkeypatch.setattr(preflight, "_examined", set())
-    monkeypatch.setattr(ray_compat, "resources_of_nodes", lambda: made.nodes)
-    monkeypatch.setattr(ray_compat, "check_cluster_holds", lambda placement: None)
+    monkeypatch.setattr(queries, "resources_of_nodes", lambda: made.nodes)
+    monkeypatch.setattr(queries, "check_cluster_holds", lambda placement: None)
     return made
 
 

@@ -18,10 +18,11 @@ from processes import run_python
 from ray import tune
 
 import horovod_tune
-from horovod_tune import DistributedTrainableCreator, ray_compat
+from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError, SpecError, TrainingFunctionError
 from horovod_tune.function import shipping
 from horovod_tune.function.training_function import check_config, check_training_function, function_name
+from horovod_tune.ray_compat import queries
 
 
 class Trainer:
@@ -244,8 +245,8 @@ def test_what_makes_a_function_too_large_to_be_sent_is_named(func, parts, as_in_
 def test_the_bound_of_a_functions_size_is_below_rays_own():
     from ray._private.ray_constants import FUNCTION_SIZE_ERROR_THRESHOLD
 
-    assert ray_compat.most_bytes_of_a_function() > 0.99 * FUNCTION_SIZE_ERROR_THRESHOLD
-    assert ray_compat.most_bytes_of_a_function() < FUNCTION_SIZE_ERROR_THRESHOLD
+    assert queries.most_bytes_of_a_function() > 0.99 * FUNCTION_SIZE_ERROR_THRESHOLD
+    assert queries.most_bytes_of_a_function() < FUNCTION_SIZE_ERROR_THRESHOLD
 
 
 def test_an_object_that_raises_when_it_is_pickled_is_named():

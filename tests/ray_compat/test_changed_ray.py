@@ -25,11 +25,6 @@ PATCHES = sorted(
 )
 
 
-@pytest.fixture(autouse=True)
-def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compatibility, "_decided", {})
-
-
 def test_every_patch_of_ray_prevents_a_loss_of_its_own() -> None:
     assert len({each.without for each in PATCHES}) == len(PATCHES) > 15
 
@@ -69,7 +64,9 @@ def test_keyword_reports_are_left_alone_where_tunes_report_has_changed(
     def report(values: dict[str, Any]) -> None: ...
 
     monkeypatch.setattr(trainable_fn_utils, "report", report)
+    monkeypatch.delitem(vars(tune_session._REPORT), "fits", raising=False)
     tune_session._accept_keywords(trainable_fn_utils)
     tune_session._accept_keywords(trainable_fn_utils)
     assert trainable_fn_utils.report is report
     assert [record.getMessage().count("call horovod_tune.report") for record in caplog.records] == [1]
+    del vars(tune_session._REPORT)["fits"]

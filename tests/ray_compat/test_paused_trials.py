@@ -11,8 +11,8 @@ import pytest
 from ray import cloudpickle, tune
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
 
-from horovod_tune import ray_compat
 from horovod_tune.analysis import analyze
+from horovod_tune.ray_compat.patches import paused_trials
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -78,7 +78,7 @@ def hyper_band():
 @pytest.fixture
 def trials_of(ray_session, tmp_path):
     """Run one trial for each `strong`, and return them."""
-    ray_compat.mend_paused_trials()
+    paused_trials.mend_paused_trials()
 
     def run(trainable, strong, **arguments):
         began_s = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 from processes import eventually
 from sessions import drain_node, simulated_nodes
 
-from horovod_tune.ray_compat import HostPreempted, is_preempted
+from horovod_tune.ray_compat.queries import HostPreempted, is_preempted
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

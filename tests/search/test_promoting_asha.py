@@ -19,7 +19,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import ConcurrencyLimiter, Searcher
 from ray.tune.search.search_generator import SearchGenerator
 
-from horovod_tune.ray_compat import time_attr_of
+from horovod_tune.ray_compat.schedules import time_attr_of
 from horovod_tune.search import PromotingASHA
 from horovod_tune.search.promoting_asha import Rungs
 

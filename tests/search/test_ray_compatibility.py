@@ -15,7 +15,8 @@ from ray import tune
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.search import ConcurrencyLimiter
 
-from horovod_tune.run_settings import settings_for
+from horovod_tune.creator import DistributedTrainableCreator
+from horovod_tune.run_settings import prepare
 from horovod_tune.search import BayesOptSearch
 
 
@@ -119,8 +120,9 @@ def test_reports_after_the_end_of_a_trial_are_no_error() -> None:
 
 def prepared(search: Any, **arguments: Any) -> dict[str, Any]:
     """Return the space that Tune passes to a search of distributed trials."""
-    prepare = settings_for(lambda trainable: True, lambda trainable: False)
-    with prepare(object, {"search_alg": search, "verbose": 0, **arguments}) as changed:
+    with prepare(
+        DistributedTrainableCreator(print), {"search_alg": search, "verbose": 0, **arguments}
+    ) as changed:
         return inject_placeholders(copy.deepcopy(changed["config"] or {}), create_resolvers_map())
 
 

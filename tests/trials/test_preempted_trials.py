@@ -91,7 +91,7 @@ def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
     import ray
 
-    from horovod_tune import ray_compat
+    from horovod_tune.ray_compat import queries
 
     hvd.init()
     state = get_state() or {"epoch": 0}
@@ -99,7 +99,7 @@ def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
     while state["epoch"] < 2000:
         state = {"epoch": state["epoch"] + 1}
         if state["epoch"] == 3 and hvd.rank() == 0:
-            ray_compat.announce_end(ray.get_runtime_context().gcs_address)
+            queries.announce_end(ray.get_runtime_context().gcs_address)
         is_saved = any(storage.rglob(COMMIT_FILE))
         report(**state, is_saved=is_saved)
         commit(state)

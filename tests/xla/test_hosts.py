@@ -27,7 +27,7 @@ import horovod_tune
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.function.with_parameters import parameters_of, with_parameters
+from horovod_tune.function.with_parameters import with_parameters
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import make_spec
 from horovod_tune.trainable import DistributedTrainable
@@ -65,13 +65,14 @@ def run(tune_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callab
     """Run trials of a function as DistributedTrainableCreator makes them, in all but runtime and slots."""
     monkeypatch.setattr(horovod_tune.trainable, "placement_of", by_cpus)
     # As for one machine: no preflight, which would miss torch_xla on these hosts.
-    monkeypatch.setattr("horovod_tune.creator.placement_of", lambda spec: Placement(({"CPU": 1.0},), "PACK"))
+    monkeypatch.setattr(
+        "horovod_tune.run_settings.placement_of", lambda spec: Placement(({"CPU": 1.0},), "PACK")
+    )
 
     def run_trials(func: Callable[..., Any], num_hosts: int = 2, num_slots: int = 2, **arguments: Any) -> Any:
         body = {
             "_spec": make_spec(use_tpu=True, num_hosts=num_hosts, num_slots=num_slots),
             "_shipped": ShippedFunction(func, uuid.uuid4().hex),
-            "_parameters": parameters_of(func),
         }
         return tune_run(type("trial", (OnPlainProcesses,), body), reuse_actors=True, **arguments)
 

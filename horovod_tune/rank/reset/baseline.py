@@ -20,14 +20,15 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import psutil
-import ray.cloudpickle.cloudpickle
 
+from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.allocator import release_freed_memory
 from horovod_tune.rank.reset.environment import Environment, horovod_settings
 from horovod_tune.rank.reset.imports import Imports
-from horovod_tune.rank.reset.settings import Settings, reseed
+from horovod_tune.rank.reset.settings import Settings, process_status, reseed
 from horovod_tune.rank.reset.watch import Watch
 from horovod_tune.rank.streams import unusable_streams
+from horovod_tune.ray_compat.tune_session import forget_classes
 
 # How long threads and child processes may take to end after the trial that started them.
 EXIT_TIMEOUT_S = 0.5
@@ -47,6 +48,7 @@ class Baseline:
     """The state of this process before its first trial."""
 
     def __init__(self) -> None:
+        exit_handlers.install()
         self.environment = Environment()
         self._settings = Settings()
         # The many new objects would trigger garbage collections, which find nothing.
@@ -87,7 +89,10 @@ class Baseline:
         problems += not_forgotten + self.environment.restore() + self._settings.restore()
         problems += self._watch.restore()
         reseed()
-        _forget_classes()
+        # `typing` keeps the classes of annotations.
+        for clear_cache in typing._cleanups:  # type: ignore[attr-defined]
+            clear_cache()
+        problems += forget_classes()
         gc.collect()
         if more_stay:
             gc.freeze()
@@ -98,7 +103,12 @@ class Baseline:
         """Free cached memory; return what is still held. Call it after the backend has released its world."""
         problems = _gpu_memory_left()
         release_freed_memory()
-        return problems + self._memory_left()
+        torch = sys.modules.get("torch")
+        on_gpu = torch is not None and torch.cuda.is_initialized()
+        more = _own_memory_mb() - self._memory_mb
+        if more > (MAX_MEMORY_LEFT_CUDA_MB if on_gpu else MAX_MEMORY_LEFT_MB):
+            problems.append(f"{more} MB more memory was in use than before the first trial")
+        return problems
 
     def _restore_streams(self) -> None:
         for number, kept in self._streams.items():
@@ -141,28 +151,10 @@ class Baseline:
         psutil.wait_procs(family, timeout=EXIT_TIMEOUT_S)
         return problems
 
-    def _memory_left(self) -> list[str]:
-        torch = sys.modules.get("torch")
-        on_gpu = torch is not None and torch.cuda.is_initialized()
-        more = _own_memory_mb() - self._memory_mb
-        if more <= (MAX_MEMORY_LEFT_CUDA_MB if on_gpu else MAX_MEMORY_LEFT_MB):
-            return []
-        return [f"{more} MB more memory was in use than before the first trial"]
-
     def _files_left(self) -> list[str]:
         more = set(os.listdir("/proc/self/fd")) - self._files
         problems = [f"{len(more)} files were left open"] if len(more) > MAX_FILES_LEFT else []
         return problems + (["a file is still locked"] if any(map(_is_locked, more)) else [])
-
-
-def _forget_classes() -> None:
-    """Let the next trial's function bring new classes of the script, without what this trial set on them.
-
-    cloudpickle returns an earlier trial's class as long as it lives, and `typing` keeps those of annotations.
-    """
-    ray.cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
-    for clear_cache in typing._cleanups:  # type: ignore[attr-defined]
-        clear_cache()
 
 
 def _gpu_memory_left() -> list[str]:
@@ -186,8 +178,8 @@ def _gpu_memory_left() -> list[str]:
 
 def _own_memory_mb() -> int:
     """Return this process's anonymous memory, which loading a library hardly increases."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) >> 10 for line in file if line.startswith("RssAnon:"))
+    (memory,) = process_status("self", "RssAnon")
+    return int(memory.split()[0]) >> 10
 
 
 def _is_open(number: int) -> bool:

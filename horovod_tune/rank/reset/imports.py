@@ -25,7 +25,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.rank.reset.settings import Settings
-from horovod_tune.rank.reset.watch import Watch, top_level
+from horovod_tune.rank.reset.watch import Watch, read_attribute, top_level
+from horovod_tune.ray_compat.tune_session import after_import
 
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.environment import Environment
@@ -67,18 +68,25 @@ class Imports:
             setattr(owner, name, self._recording(owner, name))
         bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
         real = bootstrap._find_and_load
+        for name in list(sys.modules):
+            after_import(name)
 
-        def _call_with_frames_removed(name: str, import_: Callable[..., Any]) -> Any:
+        def load(name: str, import_: Callable[..., Any]) -> Any:
+            module = real(name, import_)
+            after_import(name)
+            return module
+
+        def load_any(name: str, import_: Callable[..., Any]) -> Any:
             if getattr(self._thread, "is_importing", False) or not self._is_library(top_level(name)):
-                return real(name, import_)
-            return self._import_library(real, name, import_)
+                return load(name, import_)
+            return self._import_library(load, name, import_)
 
-        # Python leaves frames with these names out of tracebacks, as it does its own.
-        for function in (_call_with_frames_removed, Imports._import_library):
+        # Python leaves frames with this name out of tracebacks, as it does its own.
+        for function in (load, load_any, Imports._import_library):
             function.__code__ = function.__code__.replace(
                 co_filename=real.__code__.co_filename, co_name="_call_with_frames_removed"
             )
-        bootstrap._find_and_load = _call_with_frames_removed
+        bootstrap._find_and_load = load_any
 
     def _recording(self, owner: Any, name: str) -> Callable[..., Any]:
         """Wrap the function ``name``, to record calls outside the imports of libraries."""
@@ -97,7 +105,7 @@ class Imports:
 
         return recorded
 
-    def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
+    def _import_library(self, load: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
         """Import ``name``, and accept what that changes in other modules."""
         is_tracked = top_level(name) not in sys.stdlib_module_names
         before = self._watch.differing() if is_tracked else {}
@@ -106,7 +114,7 @@ class Imports:
         there = set(sys.modules)
         self._thread.is_importing = True
         try:
-            return real(name, import_)
+            return load(name, import_)
         finally:
             self._thread.is_importing = False
             new = set(sys.modules) - there
@@ -203,19 +211,10 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
             names.add(match[0] if match else "")
             continue
         name = value.__name__ if issubclass(type(value), ModuleType) else None
-        for each in (name, getattr(type(value), "__module__", None), _module_of(value)):
+        for each in (name, getattr(type(value), "__module__", None), read_attribute(value, "__module__")):
             if isinstance(each, str):
                 names.add(top_level(each))
     return names
-
-
-def _module_of(value: Any) -> Any:
-    try:
-        if issubclass(type(value), type):
-            return value.__module__
-        return object.__getattribute__(value, "__module__")
-    except Exception:  # any: a class may raise on attribute access
-        return None
 
 
 def has_extension(modules: Iterable[Any]) -> bool:

@@ -131,7 +131,8 @@ def _python_settings() -> Iterator[Setting]:
         lambda value: multiprocessing.set_start_method(value, force=True),
     )
     only_read: dict[str, Callable[[], Any]] = {
-        "the umask": lambda: _status("thread-self", "Umask"),  # os.umask() would set it, for all threads
+        # os.umask() would set it, for all threads.
+        "the umask": lambda: process_status("thread-self", "Umask"),
         "tracemalloc": tracemalloc.is_tracing,
         "the switch interval": sys.getswitchinterval,
         "the flags of dlopen": sys.getdlopenflags,
@@ -151,7 +152,7 @@ def _python_settings() -> Iterator[Setting]:
         "the priority": lambda: os.getpriority(os.PRIO_PROCESS, 0),
         "the I/O priority": psutil.Process().ionice,
         "the session of the process": lambda: (os.getsid(0), os.getpgrp()),
-        "signal handlers": lambda: _status("self", "SigIgn", "SigCgt"),
+        "signal handlers": lambda: process_status("self", "SigIgn", "SigCgt"),
         "a timer": lambda: [signal.getitimer(each)[0] > 0 for each in _TIMERS],
     }
     for name in ("limits", "oom_score_adj", "coredump_filter", "timerslack_ns"):
@@ -264,8 +265,8 @@ def _working_directory() -> str:
         return ""  # the trial has removed its working directory
 
 
-def _status(process: str, *names: str) -> list[str]:
-    """Return fields of a process's /proc status, which include the signals that C code handles."""
+def process_status(process: str, *names: str) -> list[str]:
+    """Return fields of /proc/PROCESS/status, which include the signals that C code handles."""
     with open(f"/proc/{process}/status") as file:
         fields = dict(line.split(":", 1) for line in file)
     return [fields[name] for name in names]

@@ -330,10 +330,7 @@ def _attributes_of(owner: Any, package: str) -> dict[str, Any] | None:
     kind = type(owner)
     if not _belongs(kind.__module__, package) or kind.__name__ in _OPERATOR_TYPES:
         return None
-    try:
-        attributes = object.__getattribute__(owner, "__dict__")
-    except Exception:  # any: a class may raise on attribute access
-        return None
+    attributes = read_attribute(owner, "__dict__")
     return attributes if type(attributes) is dict else None
 
 
@@ -377,3 +374,12 @@ def _belongs(module: Any, package: str) -> bool:
 
 def top_level(name: str) -> str:
     return name.partition(".")[0]
+
+
+def read_attribute(value: Any, name: str) -> Any:
+    """Return an attribute without running code of the value's class; None if there is none."""
+    kind = type if issubclass(type(value), type) else object
+    try:
+        return kind.__getattribute__(value, name)
+    except Exception:  # any: a descriptor may raise
+        return None

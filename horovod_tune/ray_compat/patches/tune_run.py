@@ -15,8 +15,6 @@ from typing import Any
 
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 
-Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
-
 _OUTPUT = "ray.tune.experimental.output"
 # True while this thread runs a search without Tune's own output.
 _IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
@@ -32,7 +30,9 @@ _DEATH = re.compile("^A worker died or was killed while executing a task by an u
     f"{_OUTPUT}:AirVerbosity.VERBOSE",
     f"{_OUTPUT}:IS_NOTEBOOK",
 ).once
-def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any]:
+def prepare_runs(
+    prepare: Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]], name: str
+) -> Callable[..., Any]:
     """Run every search inside ``prepare(run_or_experiment, arguments)``, which yields the arguments.
 
     All modules get the function that is returned, a script that has imported Tune's too. Under Ray Client,
@@ -121,23 +121,16 @@ def without_reporter() -> Iterator[None]:
 
 @Patch(
     "Tune prints a box when a search starts and a table when a trial fails",
-    f"{_OUTPUT}:_detect_reporter",
     f"{_OUTPUT}:TuneTerminalReporter.experiment_started uses tabulate",
     f"{_OUTPUT}:TuneTerminalReporter.on_trial_error(self, iteration, trials, trial, info) uses _start_block",
-    "ray.tune.utils.callback:_create_default_callbacks uses _detect_reporter",
 ).once
 def _allow_silent_reporter() -> None:
-    output = importlib.import_module(_OUTPUT)
+    for name in ("experiment_started", "on_trial_error"):
 
-    class SilentReporter(output.TuneTerminalReporter):  # type: ignore[misc, name-defined]
-        def experiment_started(self, *args: Any, **keywords: Any) -> None: ...
-        def on_trial_error(self, *args: Any, **keywords: Any) -> None: ...
-
-    @wrap(output, "_detect_reporter")
-    def detect(original: Any, verbosity: Any, num_samples: int, *args: Any, **keywords: Any) -> Any:
-        if _IS_SILENT.get():
-            return SilentReporter(verbosity, num_samples=num_samples)
-        return original(verbosity, num_samples, *args, **keywords)
+        @wrap(importlib.import_module(_OUTPUT).TuneTerminalReporter, name)
+        def show(original: Any, *args: Any, **keywords: Any) -> None:
+            if not _IS_SILENT.get():
+                original(*args, **keywords)
 
 
 @Patch(

@@ -33,7 +33,7 @@ def write_checkpoint(folder: Path) -> str:
 def train(config):
     import horovod.torch as hvd
 
-    from horovod_tune import ray_compat
+    from horovod_tune.ray_compat import queries
 
     hvd.init()
     checkpoint = get_checkpoint()
@@ -50,7 +50,7 @@ def train(config):
             hashlib.sha256(Path(directory, name, "weights").read_bytes()).hexdigest()
             for name in ("epoch_7", "newest")
         }
-        copies = ray_compat.private_directory() / "checkpoints"
+        copies = queries.private_directory() / "checkpoints"
         hvd.barrier()  # now all of a host's ranks hold theirs
         there = sorted(each.name for each in copies.iterdir() if each.is_dir()) if copies.exists() else []
         own = sorted(each.name for each in Path.cwd().iterdir())

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from horovod_tune.errors import MetricsError
 
+# Packed, since between hosts a call for each small file takes about ten times as long.
+_PIECES_AT_ONCE = 1000
+
 
 class Entry(NamedTuple):
     """A file or directory below a root: its relative path, its size (None: a directory), its mode.
@@ -73,27 +76,38 @@ def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator
             )
 
 
-def pieces(found: Iterable[Entry], most_bytes: int) -> Iterator[Piece]:
-    """Yield the files of ``found`` in pieces of at most ``most_bytes`` bytes.
+def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
+    """Yield chunks of at most ``chunk_bytes`` bytes: pieces of a large file, or many small files.
 
-    >>> [tuple(piece) for piece in pieces([Entry("", None, 0o755), Entry("a", 5, 0o644)], 4)]
-    [('a', 0, 4), ('a', 4, 1)]
+    >>> found = [Entry("", None, 0o755), Entry("a", 5, 0o644), Entry("b", 1, 0o644)]
+    >>> [[tuple(piece) for piece in chunk] for chunk in pieces(found, 4)]
+    [[('a', 0, 4)], [('a', 4, 1), ('b', 0, 1)]]
     """
+    chunk: list[Piece] = []
+    room = chunk_bytes
     for entry in found:
-        size = entry.size or 0
-        for offset in range(0, size, most_bytes):
-            yield Piece(entry.path, offset, min(most_bytes, size - offset))
+        offset = 0
+        while offset < (entry.size or 0):
+            length = min(room, (entry.size or 0) - offset)
+            chunk.append(Piece(entry.path, offset, length))
+            offset, room = offset + length, room - length
+            if not room or len(chunk) == _PIECES_AT_ONCE:
+                yield chunk
+                chunk, room = [], chunk_bytes
+    if chunk:
+        yield chunk
 
 
-def read(root: str, piece: Piece) -> bytes:
-    """Return the bytes of a piece; OSError if the file has become shorter since it was listed."""
-    path = os.path.join(root, piece.path)
-    with open(path, "rb") as file:
-        file.seek(piece.offset)
-        content = file.read(piece.length)
-    if len(content) != piece.length:
-        raise OSError(f"{path} was changed while it was copied")
-    return content
+def read(root: str, chunk: Iterable[Piece]) -> list[bytes]:
+    """Return the bytes of each piece; OSError if a file has become shorter since it was listed."""
+    found = []
+    for piece in chunk:
+        with open(os.path.join(root, piece.path), "rb") as file:
+            file.seek(piece.offset)
+            found.append(file.read(piece.length))
+        if len(found[-1]) != piece.length:
+            raise OSError(f"{os.path.join(root, piece.path)} was changed while it was copied")
+    return found
 
 
 def make(root: str, found: Iterable[Entry]) -> None:
@@ -102,7 +116,8 @@ def make(root: str, found: Iterable[Entry]) -> None:
         path = os.path.join(root, entry.path)
         if entry.size is None:
             # Writable even if the original is not, since its files are written later.
-            os.makedirs(path, exist_ok=True)
+            # Only the root is made with its parents: after `discard`, a late call makes nothing below it.
+            os.mkdir(path) if entry.path else os.makedirs(path, exist_ok=True)
             os.chmod(path, entry.mode | stat.S_IRWXU)
         elif entry.link:
             os.symlink(entry.link, path)
@@ -112,11 +127,12 @@ def make(root: str, found: Iterable[Entry]) -> None:
             )
 
 
-def write(root: str, piece: Piece, content: bytes) -> None:
-    """Write a piece into the file that `make` created."""
-    with open(os.path.join(root, piece.path), "r+b") as file:
-        file.seek(piece.offset)
-        file.write(content)
+def write(root: str, chunk: Iterable[Piece], contents: Iterable[bytes]) -> None:
+    """Write pieces into the files that `make` created."""
+    for piece, content in zip(chunk, contents, strict=True):
+        with open(os.path.join(root, piece.path), "r+b") as file:
+            file.seek(piece.offset)
+            file.write(content)
 
 
 def copy(source: str, target: str) -> None:
@@ -148,6 +164,13 @@ def put_in_place(part: str, target: str) -> None:
         shutil.rmtree(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     os.rename(part, target)
+
+
+def discard(part: str) -> None:
+    """Remove ``part``; calls of `make`, `write` and `put_in_place` that still run fail and leave nothing."""
+    gone = f"{part}.part"
+    os.rename(part, gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def remove_parts(directory: str) -> None:

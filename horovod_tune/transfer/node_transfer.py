@@ -5,13 +5,12 @@ share one actor per node. Tasks would be slower: on a node without CPUs, Ray kee
 each task would have to wait for a new one. The actor takes no CPU and ends with the process that created it,
 or with the job; a process that finds it gone creates another.
 
-Files are sent in pieces, a few at a time. No port is opened, and Ray's authentication applies.
+Files are sent in chunks, a few at a time. No port is opened, and Ray's authentication applies.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 import uuid
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from horovod_tune.files import directories
 from horovod_tune.files.directories import Piece
 
-PIECE_BYTES = 8 << 20
-# The most pieces in transit, which bounds their share of the object store.
+CHUNK_BYTES = 8 << 20
+# The most chunks in transit, which bounds their share of the object store.
 IN_FLIGHT = 4
 CALLS_AT_ONCE = 8
 # How many actors a copy may use in turn, since an actor may end with the process that created it.
@@ -94,17 +93,17 @@ def _copy(source: str, at_source: Call, target: str, at_target: Call) -> None:
     found = at_source(directories.entries, source)
     part = f"{target}.{uuid.uuid4().hex}.part"
 
-    def copy_piece(piece: Piece) -> None:
-        at_target(directories.write, part, piece, at_source(directories.read, source, piece))
+    def copy_chunk(chunk: list[Piece]) -> None:
+        at_target(directories.write, part, chunk, at_source(directories.read, source, chunk))
 
     try:
         at_target(directories.make, part, found)
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            list(pool.map(copy_piece, directories.pieces(found, PIECE_BYTES)))
+            list(pool.map(copy_chunk, directories.pieces(found, CHUNK_BYTES)))
         at_target(directories.put_in_place, part, target)
     except BaseException:
         with contextlib.suppress(Exception):  # it must not hide the cause
-            at_target(shutil.rmtree, part, True)
+            at_target(directories.discard, part)
         raise
 
 

@@ -40,24 +40,24 @@ def source(tmp_path):
     return source
 
 
-def copied_in_pieces(source, target, most_bytes):
+def copied_in_chunks(source, target, chunk_bytes):
     """What two hosts do, without Ray between them."""
     found = directories.entries(source)
     directories.make(target, found)
-    pieces = list(directories.pieces(found, most_bytes))
-    random.Random(7).shuffle(pieces)  # an actor's calls come in no order
-    for piece in pieces:
-        assert piece.length <= most_bytes
-        directories.write(target, piece, directories.read(source, piece))
+    chunks = list(directories.pieces(found, chunk_bytes))
+    random.Random(7).shuffle(chunks)  # an actor's calls come in no order
+    for chunk in chunks:
+        assert sum(piece.length for piece in chunk) <= chunk_bytes
+        directories.write(target, chunk, directories.read(source, chunk))
 
 
-@pytest.mark.parametrize("most_bytes", [1, 7, 100, 1 << 20, None])
-def test_a_copy_has_what_the_original_has_and_what_its_links_point_to(source, tmp_path, most_bytes):
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100, 1 << 20, None])
+def test_a_copy_has_what_the_original_has_and_what_its_links_point_to(source, tmp_path, chunk_bytes):
     target = str(tmp_path / "storage" / "checkpoint_000001")
-    if most_bytes is None:
+    if chunk_bytes is None:
         directories.copy(str(source), target)
     else:
-        copied_in_pieces(str(source), target, most_bytes)
+        copied_in_chunks(str(source), target, chunk_bytes)
     assert contents(target) == contents(source)
     assert contents(target)["directory link/deep/weights"] == b"w" * 100
     assert not any(os.path.islink(os.path.join(target, path)) for path in contents(target))
@@ -78,19 +78,19 @@ def test_random_trees_arrive_whole(tmp_path):
                 folders.append(path)
             else:
                 path.write_bytes(dice.randbytes(dice.choice([0, 1, 63, 64, 65, 1000])))
-        copied_in_pieces(str(source), str(target), 64)
+        copied_in_chunks(str(source), str(target), 64)
         assert contents(target) == contents(source)
 
 
-@pytest.mark.parametrize("most_bytes", [100, None])
-def test_a_link_to_nothing_stays_one(source, tmp_path, most_bytes):
+@pytest.mark.parametrize("chunk_bytes", [100, None])
+def test_a_link_to_nothing_stays_one(source, tmp_path, chunk_bytes):
     (source / "empty" / "dangling").symlink_to("/no/where")
     (source / "loop").symlink_to("loop")
     target = tmp_path / "storage" / "checkpoint_000001"
-    if most_bytes is None:
+    if chunk_bytes is None:
         directories.copy(str(source), str(target))
     else:
-        copied_in_pieces(str(source), str(target), most_bytes)
+        copied_in_chunks(str(source), str(target), chunk_bytes)
     assert os.readlink(target / "empty" / "dangling") == "/no/where"
     assert os.readlink(target / "loop") == "loop"
     assert (target / "here").read_bytes() == b"here"
@@ -142,8 +142,27 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(source):
     found = directories.entries(str(source))
     (source / "here").write_bytes(b"")
     with pytest.raises(OSError, match="here was changed while it was copied"):
-        for piece in directories.pieces(found, 10):
-            directories.read(str(source), piece)
+        for chunk in directories.pieces(found, 10):
+            directories.read(str(source), chunk)
+
+
+def test_calls_that_end_after_a_copy_was_discarded_leave_nothing(source, tmp_path):
+    found = directories.entries(str(source))
+    part, target = str(tmp_path / "new.part"), tmp_path / "new"
+
+    def listed_slowly():  # the copy times out while `make` runs
+        yield found[0]
+        directories.discard(part)
+        yield from found[1:]
+
+    with pytest.raises(FileNotFoundError):
+        directories.make(part, listed_slowly())
+    chunk = next(directories.pieces(found, 10))
+    with pytest.raises(FileNotFoundError):
+        directories.write(part, chunk, directories.read(str(source), chunk))
+    with pytest.raises(FileNotFoundError):
+        directories.put_in_place(part, str(target))
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_what_killed_copies_left_is_removed_and_nothing_else(tmp_path):

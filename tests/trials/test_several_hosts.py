@@ -115,7 +115,7 @@ def test_a_directory_crosses_nodes_whole(worker_node, tmp_path):
 
     source, there, back = tmp_path / "source", tmp_path / "new" / "there", tmp_path / "back"
     (source / "inner" / "empty").mkdir(parents=True)
-    large = bytes(range(256)) * (node_transfer.PIECE_BYTES // 256) * 2 + b"tail"
+    large = bytes(range(256)) * (node_transfer.CHUNK_BYTES // 256) * 2 + b"tail"
     (source / "inner" / "large").write_bytes(large)
     (source / "none").touch()
     (source / "link").symlink_to("inner", target_is_directory=True)

@@ -205,7 +205,9 @@ def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:
     refused = {
         node.label: [other for other in examined if node.label in other.unreached] for node in examined
     }
-    isolated = {label for label, by in refused.items() if len(by) == len(examined) - 1}
+    # A machine without an address asks none.
+    askers = {node.label for node in examined if node.interface_address}
+    isolated = {label for label, by in refused.items() if len(by) == len(askers - {label})}
     for node in examined:
         by = [other for other in refused[node.label] if node.label in isolated or other.label not in isolated]
         if by:

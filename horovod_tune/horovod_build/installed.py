@@ -111,12 +111,13 @@ def probe(
     _, has_facts, after = ran.stdout.rpartition(MARK)
     if ran.returncode == 0 and has_facts:
         return dict(json.loads(after.splitlines()[0]))
+    raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
     if ran.returncode < 0:
-        return {"error": f"the import was ended by signal {-ran.returncode}"}
+        # An exception of C++ aborts; the last line says which.
+        return {"error": ": ".join([f"the import was ended by signal {-ran.returncode}", *raised[-1:]])}
     # Horovod prints why its library does not load, continues, and fails because of something else.
     output = ran.stdout if imports.startswith("import horovod") else ""
     printed = [line.strip() for line in output.splitlines() if line.strip()]
-    raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
     return {"error": (printed or raised[-1:] or [f"exit status {ran.returncode}"])[0]}
 
 

@@ -61,15 +61,16 @@ def test_what_is_wrong_with_one_machine_is_attributed_to_it(
 
 
 def test_a_machine_that_no_other_reaches_is_blamed_once_and_a_pair_by_itself() -> None:
-    cut_off = diagnose_nodes(
-        (
-            machine(1, unreached={"n3": "timed out"}),
-            machine(2, unreached={"n3": "timed out"}),
-            machine(3, unreached={"n1": "timed out", "n2": "timed out"}),
-        )
+    cut = (
+        machine(1, unreached={"n3": "timed out"}),
+        machine(2, unreached={"n3": "timed out"}),
+        machine(3, unreached={"n1": "timed out", "n2": "timed out"}),
     )
+    cut_off = diagnose_nodes(cut)
     assert [problem.node for problem in cut_off] == ["n3"]
     assert "from n1 n2 at 10.0.0.3 (eth0): timed out" in cut_off[0].what
+    without = machine(4, interface=None, interface_address=None, interface_failure="none")
+    assert {problem.node for problem in diagnose_nodes((*cut, without))} == {"n3", "n4"}
     (pair,) = diagnose_nodes((machine(1), machine(2, unreached={"n3": "refused"}), machine(3)))
     assert pair.node == "n3" and "from n2 at" in pair.what
 

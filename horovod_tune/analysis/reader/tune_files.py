@@ -36,6 +36,7 @@ def read_experiment(
     problems: list[Problem] = []
     entries = folder.entries()
     problems += [Problem(e.name, "its name is not UTF-8; it is left out") for e in entries if e.odd_name]
+    entries = [entry for entry in entries if not entry.odd_name]
     runs = runs_of(_state_files(folder, entries, problems))
     chosen = choose(runs, run, trial_ids)
     others = [other for other in runs if other is not chosen]
@@ -44,7 +45,7 @@ def read_experiment(
     names = chosen.files or sorted(filter(is_state, (entry.name for entry in entries)))
     folder, state = _with_staged(folder, names[-1] if names else "", chosen)
     if folder.staged is not None:
-        entries = folder.entries()
+        entries = [entry for entry in folder.entries() if not entry.odd_name]
     trials = list(state.trials)
     problems += state.problems
     if run is None or chosen is runs[-1]:

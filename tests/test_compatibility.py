@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import eventually
 
 from horovod_tune.ray_compat.compatibility import Patch, difference, wrap
 
@@ -72,3 +77,22 @@ def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixt
 def test_a_patch_is_applied_once_per_process() -> None:
     patch = Patch("it runs more slowly", f"{HERE}:Engine.run")
     assert [patch.once(abs)(-1), patch.once(abs)(-1), patch.otherwise(0)(abs)(-1)] == [1, None, 1]
+
+
+def test_a_patch_that_an_import_asks_for_does_not_wait_for_the_thread_that_waits_for_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = Patch("two ranks in a process hang", "asks_for_a_patch:x")
+    (tmp_path / "asks_for_a_patch.py").write_text("import sys, time\nx = 1\ntime.sleep(0.5)\nsys.patch.fits")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "patch", patch, raising=False)
+    monkeypatch.delitem(sys.modules, "asks_for_a_patch", raising=False)
+    importing = threading.Thread(target=importlib.import_module, args=("asks_for_a_patch",), daemon=True)
+    importing.start()
+    eventually(lambda: "asks_for_a_patch" in sys.modules)
+    asking = threading.Thread(target=lambda: patch.fits, daemon=True)
+    asking.start()
+    for thread in (importing, asking):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert patch.fits

@@ -114,7 +114,8 @@ def test_a_tuner_prints_as_little_or_nothing_and_the_next_search_of_another_kind
     ray_session, new_output, tmp_path, capsys
 ):
     trainable = DistributedTrainableCreator(fails)
-    tune.run(trainable, name="silent", storage_path=str(tmp_path), verbose=0, raise_on_failed_trial=False)
+    given = {"storage_path": str(tmp_path), "raise_on_failed_trial": False}
+    tune.run(trainable, name="silent", config={1: 0.5, 2: 3}, verbose=0, **given)
     assert capsys.readouterr().out == ""
     tune.Tuner(
         trainable,

@@ -142,7 +142,7 @@ def travels_by_name(module: str) -> bool:
     >>> travels_by_name("sys"), travels_by_name("__main__"), travels_by_name("no.such.module")
     (True, False, False)
     """
-    if module == "__main__" or module not in sys.modules:
+    if module == "__main__" or sys.modules.get(module) is None:  # None: its import is blocked
         return False
     return _sent_by_value().isdisjoint(itertools.accumulate(module.split("."), "{}.{}".format))
 

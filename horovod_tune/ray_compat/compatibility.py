@@ -78,12 +78,15 @@ class Patch:
     the patch was written for, as in `difference`.
     """
 
+    fits: bool  # True if the library has the expected shape; the first check in a process logs any difference
+
     def __init__(self, without: str, *parts: str) -> None:
         self.without, self.parts = without, parts
 
-    @functools.cached_property
-    def fits(self) -> bool:
-        """True if the library has the expected shape. The first check in a process logs any difference."""
+    def __getattr__(self, name: str) -> Any:
+        """Set `fits`, once. Until Python 3.12, `cached_property` has a lock, which imports would wait for."""
+        if name != "fits":
+            raise AttributeError(name)
         differences = list(filter(None, map(difference, self.parts)))
         if differences:
             library = re.split("[.:]", self.parts[0])[0]
@@ -94,7 +97,8 @@ class Patch:
                 self.without,
                 "; ".join(differences),
             )
-        return not differences
+        self.fits = not differences
+        return self.fits
 
     def once(self, apply: _Function) -> _Function:
         """Decorate a function that changes the library: only its first call in a process has an effect."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -73,6 +75,34 @@ class _TrialInfo:
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
         (current() or self._session).report(metrics, checkpoint)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a hook after a module's import, so that a rank need not import ray.tune itself (0.6 s).
+
+    The import is not over before the hook is: a second rank in this process waits for both.
+    """
+
+    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], object]]) -> None:
+        self._hooks = hooks
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self._hooks.get(fullname)
+        if hook is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            hook(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 _installed: _TrialInfo | None = None
@@ -145,28 +175,22 @@ def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strat
 
 
 def prepare_rank_process() -> None:
-    """Prepare this process, once, before the first training function."""
+    """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
         ray.remote_function._task_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
         ray.actor._actor_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
-
-
-# By module of Ray: what is done after its import, so that a rank need not import ray.tune itself (0.6 s).
-# That of ray.tune only reads `fits`, which logs a warning if Tune's modules have changed.
-_hooks: dict[str, Callable[[ModuleType], object]] = {
-    _SESSION_MODULE: _install,
-    _REPORT_MODULE: _accept_keywords,
-    _MLFLOW_MODULE: _set_up_mlflow_once,
-    "ray.tune": lambda _: _SESSION.fits and _REPORT.fits,
-}
-
-
-def after_import(name: str) -> None:
-    """Change a module that a rank's process has just imported, if it is one of Ray's that need this."""
-    module = sys.modules.get(name)  # None: its import is blocked
-    if module is not None and (hook := _hooks.pop(name, None)):
-        hook(module)
+    # Before a trial begins: its config may import the user's modules, which import these.
+    # The hook for ray.tune only reads `fits`, which logs a warning if Tune's modules have changed.
+    hooks: dict[str, Callable[[ModuleType], object]] = {
+        _SESSION_MODULE: _install,
+        _REPORT_MODULE: _accept_keywords,
+        _MLFLOW_MODULE: _set_up_mlflow_once,
+        "ray.tune": lambda _: _SESSION.fits and _REPORT.fits,
+    }
+    for name in [name for name in hooks if sys.modules.get(name) is not None]:  # None: its import is blocked
+        hooks.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(hooks))
 
 
 @Patch("workers are not reused", "ray.cloudpickle.cloudpickle:_DYNAMIC_CLASS_TRACKER_BY_ID").otherwise(

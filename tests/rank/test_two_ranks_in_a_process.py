@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from processes import run_python
 from ray import tune
 
 import horovod_tune
@@ -118,3 +119,33 @@ def test_the_second_rank_keeps_its_parameters_when_the_first_has_ended(
         assert each.messages == [Finished(each.session.rank_info.rank)]
         with pytest.raises(NotInTraining, match="were not sent with the function"):
             provided()
+
+
+@pytest.mark.processes
+def test_what_is_imported_before_the_first_trial_or_by_two_ranks_at_once_has_our_changes() -> None:
+    code = """if True:
+        import threading, time
+        from horovod_tune.ray_compat import tune_session
+
+        def slowly(module):
+            time.sleep(0.5)
+            module.setup_mlflow = "ours"
+
+        tune_session._set_up_mlflow_once = slowly
+        tune_session.prepare_rank_process()
+        from ray.tune import report  # as a module does that a trial's config needs
+
+        found = []
+        def rank():
+            from ray.air.integrations.mlflow import setup_mlflow
+            found.append(setup_mlflow)
+
+        ranks = [threading.Thread(target=rank) for _ in range(20)]
+        for each in ranks:
+            each.start()
+            time.sleep(0.05)
+        for each in ranks:
+            each.join()
+        print(report.__code__.co_name, set(found))
+    """
+    assert run_python("-c", code).stdout.split() == ["replacement", "{'ours'}"]

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_tune.rank.reset.settings import Settings
 from horovod_tune.rank.reset.watch import Watch, read_attribute, top_level
-from horovod_tune.ray_compat.tune_session import after_import
 
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.environment import Environment
@@ -68,25 +67,18 @@ class Imports:
             setattr(owner, name, self._recording(owner, name))
         bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
         real = bootstrap._find_and_load
-        for name in list(sys.modules):
-            after_import(name)
 
-        def load(name: str, import_: Callable[..., Any]) -> Any:
-            module = real(name, import_)
-            after_import(name)
-            return module
-
-        def load_any(name: str, import_: Callable[..., Any]) -> Any:
+        def _call_with_frames_removed(name: str, import_: Callable[..., Any]) -> Any:
             if getattr(self._thread, "is_importing", False) or not self._is_library(top_level(name)):
-                return load(name, import_)
-            return self._import_library(load, name, import_)
+                return real(name, import_)
+            return self._import_library(real, name, import_)
 
-        # Python leaves frames with this name out of tracebacks, as it does its own.
-        for function in (load, load_any, Imports._import_library):
+        # Python leaves frames with these names out of tracebacks, as it does its own.
+        for function in (_call_with_frames_removed, Imports._import_library):
             function.__code__ = function.__code__.replace(
                 co_filename=real.__code__.co_filename, co_name="_call_with_frames_removed"
             )
-        bootstrap._find_and_load = load_any
+        bootstrap._find_and_load = _call_with_frames_removed
 
     def _recording(self, owner: Any, name: str) -> Callable[..., Any]:
         """Wrap the function ``name``, to record calls outside the imports of libraries."""
@@ -105,7 +97,7 @@ class Imports:
 
         return recorded
 
-    def _import_library(self, load: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
+    def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
         """Import ``name``, and accept what that changes in other modules."""
         is_tracked = top_level(name) not in sys.stdlib_module_names
         before = self._watch.differing() if is_tracked else {}
@@ -114,7 +106,7 @@ class Imports:
         there = set(sys.modules)
         self._thread.is_importing = True
         try:
-            return load(name, import_)
+            return real(name, import_)
         finally:
             self._thread.is_importing = False
             new = set(sys.modules) - there

@@ -123,14 +123,21 @@ def without_reporter() -> Iterator[None]:
     "Tune prints a box when a search starts and a table when a trial fails",
     f"{_OUTPUT}:TuneTerminalReporter.experiment_started uses tabulate",
     f"{_OUTPUT}:TuneTerminalReporter.on_trial_error(self, iteration, trials, trial, info) uses _start_block",
+    f"{_OUTPUT}:_infer_params(config)",
 ).once
 def _allow_silent_reporter() -> None:
-    for name in ("experiment_started", "on_trial_error"):
+    output = importlib.import_module(_OUTPUT)
+    reporter = output.TuneTerminalReporter
+    # `_infer_params` fails if the keys of a config are numbers.
+    for owner, name in (
+        (reporter, "experiment_started"),
+        (reporter, "on_trial_error"),
+        (output, "_infer_params"),
+    ):
 
-        @wrap(importlib.import_module(_OUTPUT).TuneTerminalReporter, name)
-        def show(original: Any, *args: Any, **keywords: Any) -> None:
-            if not _IS_SILENT.get():
-                original(*args, **keywords)
+        @wrap(owner, name)
+        def show(original: Any, *args: Any, **keywords: Any) -> Any:
+            return None if _IS_SILENT.get() else original(*args, **keywords)
 
 
 @Patch(

@@ -38,6 +38,8 @@ MODULES = {
         "        return number\n    return step\nstep = _make()\n"
         "def _make_history():\n    seen = []\n    def add():\n        seen.append(1)\n"
         "        return len(seen)\n    return add\nadd = _make_history()\n"
+        "def _memoize():\n    memo = {}\n    def weights(width):\n"
+        "        return memo.setdefault(width, [0.0] * width)\n    return weights\nweights = _memoize()\n"
     ),
     "site-packages/pluginpkg.py": (
         "import functools, torch\n@functools.lru_cache(None)\ndef get_model(width): return [0.0] * width\n"
@@ -152,6 +154,7 @@ def uses_caches_and_variables_of_packages_that_stay_and_is_kept(config):
     import pluginpkg
 
     models = extensionpkg.get_model(2), extensionpkg.Cached.get(), pluginpkg.get_model(2)
+    models += (extensionpkg.weights(2),)
     seen = [list(model) for model in models], extensionpkg.step()
     for model in models:
         model[0] += 1

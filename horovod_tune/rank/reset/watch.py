@@ -65,8 +65,9 @@ _BOOKKEEPING_PREFIXES = (
     *("torch.distributed.nn.functional.", "torch.distributed.optim.zero_redundancy_optimizer."),
     *(f"fsspec.registry.{name}file" for name in ("", "registry.", "_registry.")),
 )
-# The dict that all objects of one of Accelerate's state classes share: empty until the first is made.
-_SINGLETONS = "_shared_state"
+# Dicts that are cleared if they were empty at first: that of a closure (a cache, as in scipy.linalg), and one
+# that all objects of one of Accelerate's state classes share.
+_CLEARED = (".__closure__", "_shared_state")
 _LEAF_TYPES = (
     *(str, bytes, int, float, complex, tuple, frozenset, type(None), property, staticmethod),
     *(classmethod, BuiltinFunctionType, ModuleType),
@@ -182,7 +183,8 @@ class Watch:
                     restore = functools.partial(setattr, cell, "cell_contents", value)
                     self._restores.setdefault(package, []).append(restore)
                     if not issubclass(type(value), _LEAF_TYPES):
-                        self._add(value, f"{module.__name__}.{member.__qualname__}", package, depth=0)
+                        name = f"{module.__name__}.{member.__qualname__}.__closure__"
+                        self._add(value, name, package, depth=0)
 
     def _add(self, owner: Any, name: str, package: str, depth: int) -> None:
         contents = None if id(owner) in self._containers else _contents_of(owner, package, name)
@@ -259,8 +261,9 @@ class Watch:
         for number, now in self.differing().items():
             known = self._containers[number]
             then, current = dict(known.by_key()), dict(now.by_key())
-            if not then and isinstance(known.owner, dict) and known.name.endswith(_SINGLETONS):
+            if not then and isinstance(known.owner, dict) and known.name.endswith(_CLEARED):
                 known.owner.clear()
+                self._containers[number] = known.now()
                 continue
             for key in then | current:
                 old, new = then.get(key, _MISSING), current.get(key, _MISSING)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# How many reasons for new workers are shown.
+MAX_REASONS = 10
 # Added to the error of a trial that ran in used processes.
 _USED = "(in processes that earlier trials had used; reuse_workers=False gives every trial new ones)"
 
@@ -65,11 +67,12 @@ class Coordinator:
         """Set the next trial; its training function starts with the first `next_result`."""
         if self.replaced_because and self._reuse_workers and not self._has_named_reasons:
             self._has_named_reasons = True  # the trials of a search mostly have the same
+            more = len(self.replaced_because) - MAX_REASONS
             logger.warning(
                 "horovod_tune: %s starts new workers, which takes seconds: those of the last trial cannot be "
                 "used again: %s",
                 request.trial_name,
-                "; ".join(self.replaced_because),
+                "; ".join(self.replaced_because[:MAX_REASONS] + [f"and {more} more"] * (more > 0)),
             )
         self._trial = _Trial(request, storage)
 

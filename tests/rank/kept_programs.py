@@ -259,7 +259,7 @@ def sets_a_variable_that_an_import_reads(config):
         os.environ["MPLBACKEND"] = "svg"
     import matplotlib
 
-    return matplotlib.get_backend(auto_select=False) in (None, "svg")
+    return matplotlib.get_backend(auto_select=False) == ["agg", "svg"][config["number"]]
 
 
 @program
@@ -279,7 +279,7 @@ def sets_a_variable_for_an_import_once(config):
         os.environ["MPLBACKEND"] = "svg"
     import matplotlib
 
-    return matplotlib.get_backend(auto_select=False) == ("svg" if config["number"] == 0 else None)
+    return matplotlib.get_backend(auto_select=False) == ["svg", "agg"][config["number"]]
 
 
 @program
@@ -601,10 +601,17 @@ def loads_data_in_processes_and_is_kept(config):
 
 
 @program
-def imports_pandas_and_is_kept(config):
+def plots_a_table_and_is_kept(config):
     import pandas
+    from matplotlib import pyplot
 
-    return pandas.DataFrame({"a": [1, 2]}).groupby("a").size().to_csv()
+    table = pandas.DataFrame({"a": [1, 2]})
+    table.to_parquet("table.parquet")
+    figure, axes = pyplot.subplots()
+    axes.plot(pandas.read_parquet("table.parquet").a)
+    figure.savefig("plot.png")
+    pyplot.close(figure)
+    return table.groupby("a").size().to_csv(), pyplot.get_backend()
 
 
 KEPT = [name for name in PROGRAMS if name.endswith("_is_kept")]

@@ -55,6 +55,7 @@ _BOOKKEEPING = {
     "GenerationTracker",  # of torch's compiler, which torch_xla imports
     *("_handlerList", "emittedNoHandlerWarning"),  # of logging
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
+    "rcParamsDefault",  # matplotlib's, with the backend
 }
 # The same for CUDA (a context, its generators), for operators that are registered at their first use, for
 # tempfile's random names, for functions whose default group `torch_dist` drops, and for the class for local
@@ -64,6 +65,9 @@ _BOOKKEEPING_PREFIXES = (
     *("torch._TritonLibrary.", "tempfile._name_sequence."),
     *("torch.distributed.nn.functional.", "torch.distributed.optim.zero_redundancy_optimizer."),
     *(f"fsspec.registry.{name}file" for name in ("", "registry.", "_registry.")),
+    # What pyarrow (for pandas' read_parquet), Pillow, matplotlib and OmegaConf set up at their first use.
+    *("pyarrow.pandas_compat._", "pyarrow._dataset._dataset_pq", "PIL.Image._initialized"),
+    *("matplotlib.pyplot._REPL_DISPLAYHOOK", "omegaconf._utils.OmegaConfDumper."),
 )
 # Dicts that are cleared if they were empty at first: that of a closure (a cache, as in scipy.linalg), and one
 # that all objects of one of Accelerate's state classes share.

@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 from typing import Any
 
 from ray.tune.result import TRAINING_ITERATION
@@ -63,20 +62,16 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
 
 
 def read_previous(source: Any) -> Rows:
-    """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame."""
+    """Read an experiment's directory, what `analyze` or Tune returned, or a DataFrame. Raises `OSError`."""
     import pandas as pd
     from ray.tune import ExperimentAnalysis, ResultGrid
 
-    if isinstance(source, (str, os.PathLike)):
-        from horovod_tune.analysis import analyze
+    from horovod_tune.analysis import Analysis, analyze
 
-        folder = FilePath(source).expanduser()
-        if not folder.is_dir():
-            raise ValueError(
-                f"analysis must be an experiment's directory; {str(source)!r} is not a directory"
-            )
-        trials = analyze(folder).record.trials
-        return [(trial.config, trial.last_result or {}) for trial in trials]
+    if isinstance(source, (str, os.PathLike)):
+        source = analyze(source)
+    if isinstance(source, Analysis):
+        return [(trial.config, trial.last_result or {}) for trial in source.trials]
     if isinstance(source, ResultGrid):
         return [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
     if isinstance(source, ExperimentAnalysis):
@@ -84,8 +79,8 @@ def read_previous(source: Any) -> Rows:
     if isinstance(source, pd.DataFrame):
         return [_row(row) for row in source.to_dict("records")]
     raise TypeError(
-        "analysis must be an experiment's directory, an ExperimentAnalysis, a ResultGrid or a DataFrame, "
-        f"got {type(source).__name__}"
+        "analysis must be an experiment's directory, an Analysis, an ExperimentAnalysis, a ResultGrid or a "
+        f"DataFrame, got {type(source).__name__}"
     )
 
 

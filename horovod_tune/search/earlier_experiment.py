@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -44,8 +43,8 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
     reasons: Counter[str] = Counter()
     for config, metrics in rows:
         value = as_number(nested_value(metrics, metric)) if metric else None
-        if value is None or not math.isfinite(value):
-            reasons[f"no finite {metric!r}"] += 1
+        if value is None:
+            reasons[f"no number {metric!r}"] += 1
             continue
         empty = {name for name, value in config.items() if value is MISSING}
         try:
@@ -53,9 +52,12 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
         except SpaceError as error:
             reasons[str(error).split(", got ")[0]] += 1
             continue
-        used.append(Trial(f"earlier-{len(used)}", point, Ending.SCORED, value, value))
+        used.append(Trial(f"earlier-{len(used)}", point))
         used[-1].add_report(as_number(nested_value(metrics, time_attr)), value)
+        used[-1].end(value, error=False)
     message = f"{len(used)} of {len(rows)} earlier results are used"
+    if failed := sum(trial.ending is Ending.FAILED for trial in used):
+        message += f", {failed} of them as failures (NaN or infinity)"
     if reasons:
         message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
     return used, message
@@ -94,5 +96,9 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         # The column's name in a frame of `horovod_tune.analyze`.
         metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
     # A table has every column in every row, with NaN where a trial does not have the parameter, or has None.
-    config = {k: MISSING if isinstance(v, float) and v != v else v for k, v in config.items()}
-    return config, metrics
+    config = {k: MISSING if _is_nan(v) else v for k, v in config.items()}
+    return config, {k: v for k, v in metrics.items() if not _is_nan(v)}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value

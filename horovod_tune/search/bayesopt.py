@@ -80,9 +80,10 @@ class BayesOptSearch(Searcher):
     * `time_attr`: the metric that measures a trial's progress. For distributed trials the default is that of
       the tuner's ASHA, HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a
       full training ends; by default the stop criterion of the tuner, otherwise the latest report so far.
-    * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
-      a `ResultGrid`, or a DataFrame of its results. Unless `random_search_steps` is given, the first
-      suggestions alternate between quasi-random points and points where the earlier results were good.
+    * `analysis`: an earlier experiment, on the same or on other data: its directory or URI, what `analyze`,
+      `tune.run` or `Tuner.fit` returned, or a DataFrame of its results. Unless `random_search_steps` is
+      given, the first suggestions alternate between quasi-random points and points where the earlier results
+      were good.
 
     The search never ends before `num_samples`; when each point of a finite space has been suggested, it logs
     a warning and begins to repeat the best points.

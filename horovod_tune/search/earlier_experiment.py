@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 from typing import Any
 
 from ray.tune.result import TRAINING_ITERATION
@@ -45,8 +43,8 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
     reasons: Counter[str] = Counter()
     for config, metrics in rows:
         value = as_number(nested_value(metrics, metric)) if metric else None
-        if value is None or not math.isfinite(value):
-            reasons[f"no finite {metric!r}"] += 1
+        if value is None:
+            reasons[f"no number {metric!r}"] += 1
             continue
         empty = {name for name, value in config.items() if value is MISSING}
         try:
@@ -54,29 +52,28 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
         except SpaceError as error:
             reasons[str(error).split(", got ")[0]] += 1
             continue
-        used.append(Trial(f"earlier-{len(used)}", point, Ending.SCORED, value, value))
+        used.append(Trial(f"earlier-{len(used)}", point))
         used[-1].add_report(as_number(nested_value(metrics, time_attr)), value)
+        used[-1].end(value, error=False)
     message = f"{len(used)} of {len(rows)} earlier results are used"
+    if failed := sum(trial.ending is Ending.FAILED for trial in used):
+        message += f", {failed} of them as failures (NaN or infinity)"
     if reasons:
         message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
     return used, message
 
 
 def read_previous(source: Any) -> Rows:
-    """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame."""
+    """Read an experiment's directory, what `analyze` or Tune returned, or a DataFrame. Raises `OSError`."""
     import pandas as pd
     from ray.tune import ExperimentAnalysis, ResultGrid
 
-    if isinstance(source, (str, os.PathLike)):
-        from horovod_tune.analysis import analyze
+    from horovod_tune.analysis import Analysis, analyze
 
-        folder = FilePath(source).expanduser()
-        if not folder.is_dir():
-            raise ValueError(
-                f"analysis must be an experiment's directory; {str(source)!r} is not a directory"
-            )
-        trials = analyze(folder).record.trials
-        return [(trial.config, trial.last_result or {}) for trial in trials]
+    if isinstance(source, (str, os.PathLike)):
+        source = analyze(source)
+    if isinstance(source, Analysis):
+        return [(trial.config, trial.last_result or {}) for trial in source.trials]
     if isinstance(source, ResultGrid):
         return [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
     if isinstance(source, ExperimentAnalysis):
@@ -84,8 +81,8 @@ def read_previous(source: Any) -> Rows:
     if isinstance(source, pd.DataFrame):
         return [_row(row) for row in source.to_dict("records")]
     raise TypeError(
-        "analysis must be an experiment's directory, an ExperimentAnalysis, a ResultGrid or a DataFrame, "
-        f"got {type(source).__name__}"
+        "analysis must be an experiment's directory, an Analysis, an ExperimentAnalysis, a ResultGrid or a "
+        f"DataFrame, got {type(source).__name__}"
     )
 
 
@@ -99,5 +96,9 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         # The column's name in a frame of `horovod_tune.analyze`.
         metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
     # A table has every column in every row, with NaN where a trial does not have the parameter, or has None.
-    config = {k: MISSING if isinstance(v, float) and v != v else v for k, v in config.items()}
-    return config, metrics
+    config = {k: MISSING if _is_nan(v) else v for k, v in config.items()}
+    return config, {k: v for k, v in metrics.items() if not _is_nan(v)}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value

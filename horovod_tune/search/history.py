@@ -183,8 +183,9 @@ def as_number(value: Any) -> float | None:
     if value is None or isinstance(value, (str, bytes)):
         return None
     try:
-        array = np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
+        # `item`: a tensor that requires a gradient, or is on a GPU, does not become an array.
+        array = np.asarray(value.item() if hasattr(value, "item") else value, dtype=float)
+    except (TypeError, ValueError, RuntimeError):
         return None
     except OverflowError:
         (only,) = np.asarray(value, dtype=object).ravel()[:1]

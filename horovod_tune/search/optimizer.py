@@ -146,7 +146,7 @@ class _Suggestion:
 
         Trials that ended at different times are modelled as learning curves.
         """
-        trials = self._history.earlier
+        trials = [trial for trial in self._history.earlier if trial.ending is Ending.SCORED]
         if len(trials) < 2 or self._space.dimension == 0 or len(self._objectives.metrics) > 1:
             return None
         features = self._features_of(trials)
@@ -164,9 +164,12 @@ class _Suggestion:
         """Model only the earlier experiment's trials."""
         model, context, trials = earlier.model, earlier.context, self._history.earlier
         pending = with_context(self._features_of(self._usable), context)
-        acquisition = Posterior(
-            model, pending, self._feasibility, self._acquisition, self._draws_seed, context
-        )
+        feasibility, failed = self._feasibility, [t for t in trials if t.ending is Ending.FAILED]
+        trials = [trial for trial in trials if trial.ending is Ending.SCORED]
+        if failed:
+            known, groups = self._features_of(trials), self._space.feature_groups
+            feasibility = joint([feasibility, FailureModel(known, self._features_of(failed), groups)])
+        acquisition = Posterior(model, pending, feasibility, self._acquisition, self._draws_seed, context)
         rows = len(model.features) + len(pending)
         return acquisition, rows, _best_five(trials, earlier(self._features_of(trials)))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from bayes_opt.acquisition import (
     ConstantLiar,
     ExpectedImprovement,
@@ -124,7 +126,8 @@ def test_the_last_point_before_the_model_is_the_middle_of_all_ranges(seed: int) 
 
 def test_metrics_may_be_any_kind_of_number() -> None:
     search = searcher()
-    kinds = [np.float32, np.array, lambda v: np.array([v]), int, float, np.int64]
+    tensor = partial(torch.tensor, requires_grad=True)
+    kinds = [np.float32, np.array, lambda v: np.array([v]), int, float, np.int64, tensor]
     outcomes = iter(kinds * 5)
     Loop(search, mixed_space()).run(12, lambda config: next(outcomes)(2.0))
     assert {trial.value for trial in search._history.trials.values()} == {2.0}
@@ -375,7 +378,7 @@ def test_an_evaluated_point_that_is_none_is_refused(parameters: Any, value: Any,
         ({"max_t": 0}, ValueError, "max_t must be more than 0, got 0"),
         ({"time_attr": ""}, ValueError, "time_attr must be the name of a reported value, got ''"),
         ({"analysis": 3}, TypeError, "analysis must be .* got int"),
-        ({"analysis": "/nowhere/at/all"}, ValueError, "'/nowhere/at/all' is not a directory"),
+        ({"analysis": "/nowhere/at/all"}, FileNotFoundError, "no folder at '/nowhere/at/all'"),
         ({"acquisition_function": GPHedge([UCB])}, TypeError, "cannot be a GPHedge; give one"),
         (
             {"acquisition_function": ConstantLiar(UCB)},

@@ -223,7 +223,7 @@ def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:
     inside = sum(1e-4 <= lr <= 1e-2 for i, lr in enumerate(frame["config/lr"]) if i != 3)
     assert f"{inside} of 20 earlier results are used" in caplog.text
     assert f"{19 - inside} ('lr' must be in [0.0001, 0.01])" in caplog.text
-    assert "1 (no finite 'loss')" in caplog.text
+    assert "1 (no number 'loss')" in caplog.text
     assert len(search._history.earlier) == inside and len(search._history.trials) == 1
 
 

@@ -109,6 +109,11 @@ def test_learning_curves_begin_from_an_earlier_experiment_that_was_stopped_early
     assert min(map(valley, Loop(search, None, in_flight=1).run(8, reports))) < 0.05
 
 
+def test_where_earlier_trials_diverged_is_avoided() -> None:
+    frame = results_of(lambda config: -config["x"] if config["x"] < 1 else math.inf)
+    assert 0.5 < (searcher(frame).suggest("first") or {})["x"] < 1.1
+
+
 def test_limits_are_those_of_the_new_experiment() -> None:
     """The earlier results lack the limited metric."""
     search = searcher(results_of(moved), limits=["latency_ms <= 10"])

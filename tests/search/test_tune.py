@@ -16,6 +16,7 @@ from conformance import METRIC, Loop, loss, mixed_space
 from ray import cloudpickle, tune
 from ray.tune.search import ConcurrencyLimiter
 
+from horovod_tune.analysis import analyze
 from horovod_tune.search import BayesOptSearch
 
 pytestmark = pytest.mark.processes
@@ -73,10 +74,12 @@ def test_tune_runs_every_sample_and_the_search_records_each(experiment: tune.Res
     assert values == pytest.approx(last)
 
 
-@pytest.mark.parametrize("kind", ["directory", "analysis", "grid", "frame"])
+@pytest.mark.parametrize("kind", ["directory", "uri", "analyze", "analysis", "grid", "frame"])
 def test_an_experiment_of_tune_is_a_start(experiment: tune.ResultGrid, kind: str) -> None:
     source: Any = {
         "directory": lambda: experiment.experiment_path,
+        "uri": lambda: f"file://{experiment.experiment_path}",
+        "analyze": lambda: analyze(experiment),
         "analysis": lambda: tune.ExperimentAnalysis(experiment.experiment_path),
         "grid": lambda: experiment,
         "frame": experiment.get_dataframe,

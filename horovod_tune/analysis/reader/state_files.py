@@ -66,7 +66,8 @@ def parse_state(data: bytes, name: str, folder: Folder) -> Run:
     state = parse_object(data.decode("utf-8", "replace"))
     pairs = state.get("trial_data")
     if pairs is None and isinstance(state.get("checkpoints"), list):
-        pairs = [[trial, trial] for trial in state["checkpoints"]]  # Ray 1.x: all of a trial in one text
+        # Ray 1.x: all of a trial in one text; Ray 0.8: in one dictionary.
+        pairs = [[trial, trial] for trial in state["checkpoints"]]
     if not isinstance(pairs, list):
         raise ValueError("holds no trials")
     trials: list[TrialRecord] = []
@@ -74,7 +75,7 @@ def parse_state(data: bytes, name: str, folder: Folder) -> Run:
     for number, pair in enumerate(pairs):
         cut: dict[str, None] = {}  # each once: a hostile file has millions
         try:
-            trial, run = map(parse_object, pair)
+            trial, run = (each if isinstance(each, dict) else parse_object(each) for each in pair)
             trials.append(_trial(folder, number, plain(trial, cut.setdefault), run, cut.setdefault))
         except (ValueError, TypeError, KeyError) as error:
             what = f"{type(error).__name__}: {error}"[:300]

@@ -52,7 +52,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             tell(f"params.json is {reason}")
         if not params and not (rows and mapping(rows[-1].get("config"))):
             tell("params.json is missing")
-    if error is not None:
+    if error is not None or trial.status == "ERROR":  # Ray 0.8 wrote the state before the error
         text = read("error.txt") or b"error.txt is missing"
         if len(text) > _LARGEST_ERROR:
             half = _LARGEST_ERROR // 2
@@ -93,7 +93,11 @@ def _csv_rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]
     rows: list[dict[str, Any]] = []
     try:
         for line in csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline="")):
-            row = {name: _csv_value(text) for name, text in line.items() if name is not None and text}
+            row = {
+                name: text if name == "trial_id" else _csv_value(text)  # 1e234567 may be one
+                for name, text in line.items()
+                if name is not None and text
+            }
             config = {name: row.pop(name) for name in list(row) if name.startswith("config/")}
             rows.append(row | {"config": {name[len("config/") :]: config[name] for name in config}})
     except csv.Error as error:
@@ -104,11 +108,13 @@ def _csv_rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]
 
 def _csv_value(text: str) -> Any:
     """
-    >>> [_csv_value(text) for text in ("3", "0.5", "True", "relu")]
-    [3, 0.5, True, 'relu']
+    >>> [_csv_value(text) for text in ("3", "0.5", "True", "relu", "64_64")]
+    [3, 0.5, True, 'relu', '64_64']
     """
     if text in ("True", "False"):
         return text == "True"
+    if "_" in text:  # Python reads it as a number
+        return text
     try:
         return int(text) if len(text) < 300 and re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError:
@@ -130,13 +136,15 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
     first, spent = seconds(rows[0].get("timestamp")), seconds(rows[0].get("time_total_s"))
     if start is None and first is not None and spent is not None:
         start = max(0.0, first - spent)
+    # A clock may be set back, and Ray 1.x recorded whole seconds.
+    ends = [each for each in (trial.end_time, *(seconds(row.get("timestamp")) for row in rows)) if each]
     return replace(
         trial,
         rows=tuple(rows),
         status=status,
         trial_id=trial_id,
         start_time=start,
-        end_time=max(filter(None, (trial.end_time, seconds(last.get("timestamp")))), default=None),
+        end_time=max(start or 0.0, *ends) if ends else None,
         config=trial.config or mapping(last.get("config")),
         last_result={**(trial.last_result or {}), **last},
     )

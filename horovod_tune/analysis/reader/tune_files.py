@@ -58,12 +58,20 @@ def read_experiment(
     kept: list[TrialRecord] = []
     began = min(chosen.sessions, default=-math.inf)
     theirs = {trial_id for other in others for trial_id in other.trial_ids}
+    places: dict[str, int] = {}
     for trial, found in read:
         stray = trial.number < 0
         if trial.trial_id in theirs or (trial_ids is not None and trial.trial_id not in trial_ids):
             continue
         if stray and trial_ids is None and (trial.end_time or math.inf) < began - 1.0:
             problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
+            continue
+        if (place := places.setdefault(trial.trial_id, len(kept))) < len(kept):
+            twin = kept[place]
+            use = "left out" if twin.rows else "used"
+            problems.append(Problem(trial.name, f"a second folder of trial {trial.trial_id}; it is {use}"))
+            if not twin.rows:
+                kept[place] = replace(twin, rows=trial.rows, directory=trial.directory, error=trial.error)
             continue
         kept.append(replace(trial, number=len(kept)) if stray else trial)
         problems += found

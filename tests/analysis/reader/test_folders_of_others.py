@@ -8,6 +8,7 @@ import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from made_experiments import changed, edit_state, made_experiment, read
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.reader import folders
 from horovod_tune.analysis.reader.folders import open_folder
+from horovod_tune.analysis.report.run_summary import wall_text
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import varying_parameters
 
@@ -32,12 +34,14 @@ def older_state(number: int, status: str) -> str:
     return json.dumps(trial | {"last_result": last, "logdir": f"/old/place/train_{trial_id}"})
 
 
-def test_state_files_of_ray_1_are_read(tmp_path):
-    texts = [older_state(0, "TERMINATED"), older_state(1, "ERROR")]
+@pytest.mark.parametrize("parse", [str, json.loads], ids=["1.x", "0.8"])
+def test_state_files_of_older_releases_are_read(tmp_path, parse):
+    texts = [parse(older_state(0, "TERMINATED")), parse(older_state(1, "ERROR"))]
     state = {"checkpoints": texts, "runner_data": {}, "stats": {"start_time": 1610629211.0}}
     (tmp_path / "experiment_state-2021-01-14_05-00-11.json").write_text(json.dumps(state))
     analysis = read(tmp_path)
     assert [trial.status for trial in analysis.trials] == ["TERMINATED", "ERROR"]
+    assert analysis.trials[1].error == "error.txt is missing"
     assert analysis.best_value == 0.5 and analysis.state == "finished"
     assert analysis.record.start_time == 1610629211.0
     home = tmp_path / "train_aa000_00000"
@@ -69,6 +73,38 @@ def test_reports_are_read_from_progress_csv_where_result_json_is_missing(home, w
     assert [row["loss"] for row in analysis.best_trial.rows] == [1.5, -0.5]
     assert analysis.best_config["lr"] == (trial.config["lr"] if with_params else 0.25)
     assert not analysis.problems
+
+
+def test_a_table_does_not_turn_names_into_numbers(tmp_path):
+    for trial_id in ("1e234567", "00123456", "12345_00000"):
+        folder = tmp_path / f"train_{trial_id}"
+        folder.mkdir()
+        (folder / "progress.csv").write_text(f"loss,trial_id,config/sizes\n0.5,{trial_id},64_64\n")
+    trials = read(tmp_path).trials
+    assert [trial.trial_id for trial in trials] == ["00123456", "12345_00000", "1e234567"]
+    assert [trial.config for trial in trials] == [{"sizes": "64_64"}] * 3
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_trials_second_folder_is_no_second_trial(home, moved):
+    before = read(home)
+    folder = home / before.best_trial.folder_name
+    (folder.rename if moved else partial(shutil.copytree, folder))(home / "the best")
+    analysis = read(home)
+    assert analysis.best_trial.rows == before.best_trial.rows and len(analysis.trials) == len(before.trials)
+    what = f"the best: a second folder of trial {before.best_trial.trial_id}; it is "
+    assert what + ("used" if moved else "left out") in map(str, analysis.problems)
+
+
+def test_a_clock_that_is_set_back_makes_no_time_negative(home):
+    for path in home.glob("*/result.json"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[-1]["timestamp"] -= 7200
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for number, trial in enumerate(read(home).trials):
+        edit_state(home, number, last_result_time=trial.rows[-1]["timestamp"])
+    analysis = read(home)
+    assert analysis.dataframe()["duration_s"].min() >= 0 and "-" not in (wall_text(analysis) or "-")
 
 
 def test_a_field_of_progress_csv_that_is_too_long_costs_the_reports_from_there_on(home):

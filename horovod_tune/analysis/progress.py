@@ -93,7 +93,7 @@ class Progress:
         # `evaluated_params` has placeholders for objects, and not what PopulationBasedTraining changes.
         values = {name: nested_value(trial.config, name) for name in trial.evaluated_params}
         values = trial.evaluated_params | {name: v for name, v in values.items() if v is not None}
-        known.settings = " ".join(f"{name}={text_of(value)}" for name, value in values.items())
+        known.settings = " ".join(f"{name}={text_of(value):.100}" for name, value in values.items())
         known.state, known.reports, known.ended = "running", [], None
         return known
 

@@ -17,7 +17,7 @@ from processes import run_python
 from ray import tune
 from ray._private.worker import print_to_stdstream
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, ResourceChangingScheduler
 from ray.tune.search import ConcurrencyLimiter
 
 from horovod_tune import DistributedTrainableCreator, report
@@ -188,7 +188,9 @@ def test_output_that_the_user_chose_stays(new_output, chosen):
 def test_metric_and_mode_are_known_wherever_they_were_given():
     given = {"metric": "loss", "mode": "min"}
     searcher = BayesOptSearch({"x": (0.0, 1.0)}, **given)
-    for arguments in (given, {"search_alg": searcher}, {"scheduler": ASHAScheduler(**given)}):
+    scheduler = ASHAScheduler(**given)
+    schedulers = [{"scheduler": each} for each in (scheduler, ResourceChangingScheduler(scheduler))]
+    for arguments in (given, {"search_alg": searcher}, *schedulers):
         assert metric_and_mode(arguments) == ("loss", "min")
     assert metric_and_mode({"config": {}}) == (None, None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import decimal
 import enum
 import os
 import threading
@@ -104,16 +105,18 @@ def test_numbers_of_numpy_and_torch_become_pythons():
             "text": "abc",
             "none": None,
             "f128": numpy.longdouble(0.5),
-            "c256": numpy.array(numpy.clongdouble(0.5j)),
+            "c256": [numpy.array(numpy.clongdouble(0.5j))],
+            "decimal": decimal.Decimal("0.5"),
         }
     )
     assert plain == {
         "f32": 0.5, "i64": 3, "flag": True, "zero_d": 2.5, "tensor": 0.25, "one": 4,
         "nested": {"a": 1.0}, "list": [1, 2], "text": "abc", "none": None,
-        "f128": 0.5, "c256": 0.5j,
+        "f128": 0.5, "c256": [0.5j], "decimal": 0.5,
     }  # fmt: skip
     assert [type(plain[name]) for name in ("f32", "i64", "flag", "zero_d")] == [float, int, bool, float]
-    assert [type(plain[name]) for name in ("f128", "c256")] == [float, complex]
+    assert [type(plain[name]) for name in ("f128", "decimal")] == [float, float]
+    assert type(plain["c256"][0]) is complex
     assert type(plain["nested"]["a"]) is float and type(plain["list"][0]) is int
 
 
@@ -169,6 +172,7 @@ def nested(levels, kind):
         ({"weights": torch.zeros(2, 3)}, ["'weights'", "(2, 3)"]),
         ({"inner": {"lock": threading.Lock()}}, ["'inner/lock'", "lock"]),
         ({"f": [lambda: 1]}, ["'f[0]'", "function"]),
+        ({"z": numpy.complex64(1j)}, ["'z'", "complex"]),
         ({3: 1.0}, ["name of a metric", "3"]),
         ({"count": numpy.array(2**70, dtype=object)}, ["'count'", "71 bits"]),
         ({"lock": numpy.array(threading.Lock(), dtype=object)}, ["'lock'", "lock"]),

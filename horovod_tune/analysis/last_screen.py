@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # At most this many failures are printed; the others are only counted.
 _FAILURES = 5
+# A configuration with data in it, such as a list of files, would push everything else off the screen.
+_LONGEST_CONFIG = 10_000
 
 
 def last_screen(trials: Sequence[Any], progress: Progress) -> str:
@@ -85,7 +87,10 @@ def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[
     if not within and progress.best_value != value:
         of = "from this trial" if progress.best_trial == best.trial_id else f"from {progress.best_trial}"
         rows.append(("", f"(the best {metric} in any report was {progress.best_value:.6g}, {of})"))
-    return [*rows, ("best config", repr((best.last_result or {}).get("config") or best.config))]
+    config = repr((best.last_result or {}).get("config") or best.config)
+    if len(config) > _LONGEST_CONFIG:
+        config = f"{len(config)} characters long: print horovod_tune.analyze(...).best_config"
+    return [*rows, ("best config", config)]
 
 
 def _failures(trials: Sequence[Any]) -> list[str]:

@@ -93,7 +93,7 @@ class Progress:
         # `evaluated_params` has placeholders for objects, and not what PopulationBasedTraining changes.
         values = {name: nested_value(trial.config, name) for name in trial.evaluated_params}
         values = trial.evaluated_params | {name: v for name, v in values.items() if v is not None}
-        known.settings = " ".join(f"{name}={text_of(value)}" for name, value in values.items())
+        known.settings = " ".join(f"{name}={text_of(value):.100}" for name, value in values.items())
         known.state, known.reports, known.ended = "running", [], None
         return known
 
@@ -157,7 +157,9 @@ class Progress:
         '0 of 4 trials ended · 1 min 5 s'
         """
         parts = [f"{self.count('done', 'failed')}{f' of {self.total}' if self.total else ''} trials ended"]
-        parts += [f"{self.count(s)} {s}" for s in ("running", "paused", "failed") if self.count(s)]
+        parts += [
+            f"{self.count(s)} {s}" for s in ("running", "paused", "failed", "interrupted") if self.count(s)
+        ]
         parts.append(duration(max(0.0, now - self.began)))
         left = self.left_s(now)
         if left is not None and self.count("running"):
@@ -353,9 +355,13 @@ class ProgressCallback(Callback):
         self._stop(trial.trial_id, "restarting")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        for trial in trials:  # Tune calls no hook when a trial is paused
-            if trial.status == "PAUSED":
-                self._progress.trial(trial.trial_id, time.time()).stop("paused", time.time())
+        # Tune calls no hook when a trial is paused, or when the whole search is stopped (`time_budget_s`).
+        for trial in trials:
+            known, state = self._progress.trials.get(trial.trial_id), _STATES.get(trial.status)
+            if known is not None and state == "paused":
+                known.stop(state, time.time())
+            elif known is not None and state not in (None, known.state):
+                self._stop(known.trial_id, state)
         view = self._view
         if view is not None and view.redraw is not None and self._is_due("table", _REDRAWN_S):
             view.redraw(self._progress.table(view.rows, time.time()))
@@ -368,6 +374,8 @@ class ProgressCallback(Callback):
             return
         for trial in trials:  # if nothing was left to do, Tune has taken no step
             self._progress.restored(trial, time.time())
+        for known in self._progress.trials.values():
+            known.state = "interrupted" if known.state == "running" else known.state
         view.stop()
         atexit.unregister(view.stop)  # else the driver would keep the console
         view.write(one_line(f"search ended: {self._progress.summary(time.time())}"))

@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from horovod_tune.errors import MetricsError
@@ -50,6 +51,10 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
             raise MetricsError(f"the name of a metric must be a string, got {given!r:.200}")
         _check_plain(repr(name), name)
         plain[name] = _plain_value(name, value)
+        if isinstance(plain[name], complex):
+            raise MetricsError(
+                f"metric {name!r} is a complex number, which Tune cannot compare; report its abs()"
+            )
         total += _size(plain[name])
         if total > MAX_METRICS_BYTES:
             raise MetricsError(
@@ -106,6 +111,8 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
         if isinstance(item, (numpy.longdouble, numpy.clongdouble)):
             item = float(item) if isinstance(item, numpy.longdouble) else complex(item)
         return _plain_value(name, item, depth)
+    if isinstance(value, Decimal):  # Tune multiplies metrics by floats
+        return float(value)
     try:
         pickle.dumps(value)
     except Exception as error:  # a user's __reduce__ may raise anything

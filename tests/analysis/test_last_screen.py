@@ -51,6 +51,14 @@ def test_the_best_trial_is_the_one_with_the_best_last_value_as_in_tune() -> None
     assert "best config  {'opt': {'lr': [0.1, 0.2]}, 'epochs': 2}" in text, "all of it, as one can paste it"
 
 
+def test_a_config_with_a_lot_of_data_does_not_fill_the_screen() -> None:
+    data = trial("a", {"files": list(range(10_000))}, "files", loss=1.0)
+    progress = search("min", a=[1.0])
+    assert len(last_screen([data], progress)) < 1000
+    data.stopping_criterion = {}
+    assert len(progress.started(data, 0.0).settings) < 200
+
+
 def test_names_that_are_no_paths_of_the_configuration_are_no_reason_to_fail() -> None:
     """Keys with slashes, keys that are no strings, a configuration that PBT took from another trial."""
     for config, name in (({"opt/lr": 0.1}, "opt/lr"), ({"w": {1: 0.5}}, "w/1"), ({"opt": {}}, "opt/m")):

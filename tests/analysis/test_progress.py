@@ -203,6 +203,20 @@ def test_a_trial_that_pauses_and_continues_is_shown():
     assert lines[-3] == "a started  x=5" and lines[-1] == "b continues after iteration 2"
 
 
+def test_trials_that_end_with_the_search_count_as_ended():
+    callback, stream = callback_of()
+    trials = [earlier(name, "RUNNING", 1.0, 1.0) for name in ("a", "never started", "b")]
+    trials[1].last_result, trials[1].metric_analysis = {}, {}
+    for trial in (trials[0], trials[2]):
+        callback.on_trial_start(0, trials, trial)
+    trials[0].status = trials[1].status = "TERMINATED"  # at the end of time_budget_s Tune calls no other hook
+    callback.on_step_end(1, trials)
+    callback.on_step_end(1, trials)
+    assert stream.getvalue().count("a done") == 1
+    callback.on_experiment_end(trials)  # after Ctrl-C
+    assert "search ended: 1 trials ended · 1 interrupted · " in stream.getvalue()
+
+
 def test_a_resumed_search_begins_from_the_restored_trials():
     callback, stream = callback_of(4)
     trials = [earlier("a", "TERMINATED", 1.0, 0.5), earlier("b", "TERMINATED", 2.0, 2.0)]

@@ -80,6 +80,7 @@ def trainables_of(run_or_experiment: Any) -> list[tuple[Any, dict[str, Any]]]:
 def metric_and_mode(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
     """Return ``tune.run``'s metric and mode: its own arguments, else the searcher's or the scheduler's."""
     search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
+    scheduler = getattr(scheduler, "_base_scheduler", scheduler)  # in a ResourceChangingScheduler
     given = [
         (arguments.get("metric"), arguments.get("mode")),
         (getattr(search, "metric", None), getattr(search, "mode", None)),

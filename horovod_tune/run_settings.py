@@ -113,9 +113,14 @@ def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[
         if isinstance(error.__context__, MetricNotReported):  # Tune puts its traceback in a TuneError
             raise error.__context__.with_traceback(None) from None
         cure = "Make it inside the training function, from plain values in config."
-        if unfit := unpicklable("config", config or {}, cloudpickle.dumps, cure, "config"):
+        if unfit := unpicklable("config", config or {}, _copied_and_pickled, cure, "config"):
             raise unfit from error
         raise
+
+
+def _copied_and_pickled(part: Any) -> bytes:
+    # As Tune does. cloudpickle takes modules and files, which copy.deepcopy does not.
+    return cloudpickle.dumps(copy.deepcopy(part))
 
 
 def _describe(trainable: type[DistributedTrainable]) -> str:

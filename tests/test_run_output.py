@@ -145,6 +145,7 @@ def test_a_tuner_prints_as_little_or_nothing_and_the_next_search_of_another_kind
             SerializationError,
             r"config\['model'\]\['guard'\]",
         ),
+        ({"config": {"networks": [threading]}}, SerializationError, r"config\['networks'\]\[0\], .*module"),
     ],
 )
 def test_what_tune_cannot_take_is_named_with_our_arguments(ray_session, tmp_path, arguments, error, said):

@@ -9,7 +9,7 @@ import dis
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 from horovod_tune.errors import SerializationError
@@ -124,7 +124,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield from (("(an element)", each) for each in value)
         case type():
             yield from ((f".{name}", each) for name, each in vars(value).items() if name != "__dict__")
-        case _:
+        case _ if not isinstance(value, ModuleType):
             yield from ((f".{name}", each) for name, each in getattr(value, "__dict__", {}).items())
 
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import pickle
 import traceback
 
 from horovod_tune.errors import exception_chain
+from horovod_tune.rank.reset.imports import is_installed
+from horovod_tune.rank.reset.watch import top_level
 
 
 def advice_on(error: BaseException) -> str:
     """Return a line or two to print below the traceback of ``error``; empty if there is no advice."""
     if isinstance(error, SystemExit):
-        frames = traceback.walk_tb(error.__traceback__)
-        if any(frame.f_code.co_filename == argparse.__file__ for frame, _ in frames):
-            return (
-                "\nThe arguments that the function has parsed (sys.argv) are Ray's, not those of your "
-                "command line. Parse in the driver, and pass the values in config: "
-                "config={**vars(parser.parse_args()), ...}.\n"
-            )
-        return (
-            f"\nThe training function called sys.exit({error.code!r}), so the trial counts as failed. "
-            "To end a trial early, return from the function.\n"
-        )
+        return _advice_on_exit(error)
     for each in exception_chain(error):
         if isinstance(each, FileNotFoundError):
             return _advice_on_missing_file(each)
@@ -42,6 +33,26 @@ def advice_on(error: BaseException) -> str:
                 "use 'fork', and save model.state_dict().\n"
             )
     return ""
+
+
+def _advice_on_exit(error: SystemExit) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and is_installed(frames[-1].f_code.co_filename):
+        library = top_level(frames[-1].f_globals["__name__"])
+        if error.code == 2:  # by convention, wrong arguments
+            return (
+                f"\n{library} has found wrong arguments. If it has parsed sys.argv: in a rank, it is Ray's, "
+                "not your command line. Parse in the driver, and pass the values in config: "
+                "config={**vars(parser.parse_args()), ...}.\n"
+            )
+        return (
+            f"\n{library} called sys.exit({error.code!r}), so the trial counts as failed. Call a function in "
+            "place of a command (one of click: with standalone_mode=False).\n"
+        )
+    return (
+        f"\nThe training function called sys.exit({error.code!r}), so the trial counts as failed. "
+        "To end a trial early, return from the function.\n"
+    )
 
 
 def _advice_on_missing_file(error: FileNotFoundError) -> str:

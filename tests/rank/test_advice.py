@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import click
 import numpy
 import pytest
 
@@ -82,9 +83,17 @@ def test_sys_exit_is_explained(code: object) -> None:
     assert f"sys.exit({code!r})" in text and "return from the function" in text
 
 
-def test_an_error_of_argparse_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parse", [argparse.ArgumentParser().parse_args, click.command(lambda: None)])
+def test_an_error_of_a_parser_of_arguments_is_explained(
+    monkeypatch: pytest.MonkeyPatch, parse: Callable[[], object]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=10.0.0.1"])
-    assert "are Ray's, not those of your command line" in advice_of(argparse.ArgumentParser().parse_args)
+    assert "it is Ray's, not your command line" in advice_of(parse)
+
+
+def test_a_command_that_exits_when_it_has_ended_is_explained() -> None:
+    text = advice_of(lambda: click.command(lambda: None)([]))
+    assert "click called sys.exit(0)" in text and "standalone_mode=False" in text
 
 
 def test_a_signal_handler_is_explained() -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import types
+import warnings
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -161,6 +162,23 @@ def test_what_an_import_disables_in_logging_stays(monkeypatch):
     settings.accept(before)
     assert settings.restore() == []
     assert logging.root.manager.disable == logging.INFO
+
+
+def test_a_filter_of_warnings_before_an_import_that_adds_one_is_no_change():
+    """Most scripts silence warnings before they import pandas or scikit-learn."""
+    from horovod_tune.rank.reset.settings import Settings
+    from horovod_tune.rank.reset.watch import Watch
+
+    with warnings.catch_warnings():
+        settings, watch = Settings(), Watch()
+        watch.add([warnings])
+        warnings.simplefilter("ignore")
+        before, differing = settings.set_by_imports(), watch.differing()
+        warnings.filterwarnings("default", module="imported")
+        settings.accept(before)
+        watch.accept(differing)
+        assert settings.restore() + watch.restore() == []
+        assert [each[0] for each in warnings.filters[:1]] == ["default"]
 
 
 def test_a_list_is_never_empty_while_it_is_restored(monkeypatch):

@@ -39,7 +39,7 @@ _COMPILER = tuple(
 _UNWATCHED_STANDARD = (
     *("_warnings", "asyncio", "concurrent", "functools", "importlib", "inspect", "linecache", "os", "posix"),
     *("multiprocessing.process", "multiprocessing.resource_tracker", "multiprocessing.util", "random"),
-    *("signal", "subprocess", "sys", "threading", "typing", "weakref"),
+    *("signal", "subprocess", "sys", "threading", "typing", "warnings", "weakref"),
 )
 # Modules in which programs change the code or attributes of functions. Defaults are watched in all modules.
 _WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "horovod")

@@ -102,7 +102,14 @@ class ProcessGroups:
         defaults = {name: (each.default, "env://") for name, each in signature.parameters.items()}
         given = signature.bind(*args, **kwargs).arguments
         requested = {name: value for name, value in given.items() if value not in defaults[name]}
-        store = self.store if requested.keys().isdisjoint({"init_method", "store"}) else None
+        store = None if "store" in requested else self.store
+        if "init_method" in requested and store:
+            place = {"rank": store.world.rank, "world_size": store.world.size}
+            if place | requested == requested | place:
+                # A fixed address or file would be shared with trials that run at the same time.
+                del requested["init_method"]
+            else:
+                store = None
         self._latest_timeout = requested.get("timeout", self._timeout)
         is_unclaimed = self._is_default_group_unclaimed and self.dist.is_initialized()
         self._is_default_group_unclaimed = False

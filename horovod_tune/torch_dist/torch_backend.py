@@ -64,8 +64,6 @@ def _open_store(
             "LOCAL_WORLD_SIZE": str(rank_info.local_size),
             "GROUP_RANK": str(hosts.index(info.node_id)),
             "GROUP_WORLD_SIZE": str(len(hosts)),
-            # Rank 0 must not open another store at MASTER_PORT.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "GLOO_SOCKET_IFNAME": interface,
         }
         for _, info, rank_info, interface in ranks

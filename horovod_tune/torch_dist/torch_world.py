@@ -120,8 +120,10 @@ class TorchWorld(RankBackend):
         """
         with socket.create_server((host, 0), backlog=socket.SOMAXCONN) as listener:
             port = int(listener.getsockname()[1])
+            # Shared with `init_rpc`, in which rank 0 opens a store at MASTER_PORT.
+            shared = {"wait_for_workers": False, "multi_tenant": True}
             self._server = self._groups.dist.TCPStore(
-                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+                host, port, is_master=True, master_listen_fd=listener.detach(), **shared
             )
         return port
 

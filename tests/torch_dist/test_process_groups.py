@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -184,12 +186,46 @@ def test_init_process_group_may_ask_for_a_timeout_and_its_own_store(workers: Wor
             dist.init_process_group("gloo")
         dist.destroy_process_group()
         rank, size = get_world().rank, get_world().size
-        method = f"file://{config['file']}"
-        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
+        own = dist.FileStore(config["file"], size)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
         train_ddp()
 
     _, events = workers.run(train, file=str(workers.folder / "store"))
     assert events[0].metrics == {"timeouts": [7.0, 7.0]}
+
+
+def test_an_address_of_the_scripts_own_is_not_shared_with_other_trials(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import torch
+        import torch.distributed as dist
+
+        place = {"rank": get_world().rank, "world_size": get_world().size}
+        for _ in range(2):  # the file is that of a group which has ended
+            for method in config["methods"]:
+                dist.init_process_group("gloo", init_method=method, **place)
+                total = torch.ones(1)
+                dist.all_reduce(total)
+                dist.destroy_process_group()
+        report(total=total.item())
+
+    with socket.create_server(("127.0.0.1", 0)) as of_another_trial:
+        port = of_another_trial.getsockname()[1]
+        methods = [f"tcp://127.0.0.1:{port}", f"file://{workers.folder / 'store'}"]
+        _, events = workers.run(train, methods=methods)
+    assert events[0].metrics["total"] == 2.0
+
+
+def test_processes_that_a_rank_starts_make_their_own_group(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        child = "from torch import distributed as d; d.init_process_group('gloo', rank=0, world_size=1)"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        if get_world().rank == 0:
+            variables = {**os.environ, "MASTER_PORT": port}
+            subprocess.run([sys.executable, "-c", child], env=variables, check=True, timeout=30)
+        report(done=True)
+
+    workers.run(train)
 
 
 def test_groups_and_hooks_of_a_trial_do_not_reach_the_next(workers: Workers) -> None:

@@ -12,8 +12,10 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+from horovod_tune.rank.reset.imports import has_extension
 from horovod_tune.session import session
 from horovod_tune.session.session import Session
 
@@ -21,28 +23,23 @@ _real_register, _real_unregister = atexit.register, atexit.unregister
 # Top-level packages that were loaded before the first trial. They outlive every trial, so their handlers
 # belong to the process: Horovod's shutdown, the clean-up of multiprocessing.
 _lasting: frozenset[str] = frozenset()
-# Returns the packages that stay in the process after the present trial.
-_staying: Callable[[], set[str]] = set
 
 
-def install(staying: Callable[[], set[str]]) -> None:
+def install() -> None:
     """Make `atexit.register` add to the trial's handlers, from the first trial on."""
-    global _lasting, _staying
-    _staying = staying
-    # Packages that a trial imports may stay, but what their functions register is the trial's.
+    global _lasting
+    # Packages that a trial imports may stay, but what they register is the trial's.
     _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-    # The first trial may import these, but they outlive it too; hvd.init() registers Horovod's shutdown.
-    _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray"}
+    # The first trial may import these, but they outlive it too: hvd.init() registers Horovod's shutdown, and
+    # multiprocess, a fork of multiprocessing that `datasets` uses, stays.
+    _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray", "multiprocess"}
 
     @functools.wraps(_real_register)  # type: ignore[arg-type]
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         live = session.current()
-        caller = sys._getframe(1)
-        package = caller.f_globals.get("__name__", "").partition(".")[0]
-        if live is None or not callable(func) or package in _lasting:
+        if live is None or not callable(func) or _is_of_the_process(sys._getframe(1)):
             return _real_register(func, *args, **kwargs)
-        imported = package if caller.f_code.co_name == "<module>" else ""
-        live.exit_handlers.append((func, args, kwargs, imported))
+        live.exit_handlers.append((func, args, kwargs))
         return func
 
     @functools.wraps(_real_unregister)
@@ -55,17 +52,18 @@ def install(staying: Callable[[], set[str]]) -> None:
     atexit.register, atexit.unregister = register, unregister
 
 
-def run_handlers(of: Session) -> None:
-    """Run the trial's handlers, the last one first; print an error in one, as Python does when it exits.
+def _is_of_the_process(caller: FrameType) -> bool:
+    """Return True if a library registers a handler that must run once, when the process ends."""
+    package = caller.f_globals.get("__name__", "").partition(".")[0]
+    # Libraries with extension modules register their own shutdown at import: pyarrow does for its S3 client.
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+    return package in _lasting or (caller.f_code.co_name == "<module>" and has_extension(modules))
 
-    Those that the import of a package has registered must run once, when the process ends, if it stays.
-    """
-    stay = _staying() if any(imported for *_, imported in of.exit_handlers) else set()
+
+def run_handlers(of: Session) -> None:
+    """Run the trial's handlers, the last one first; print an error in one, as Python does when it exits."""
     while of.exit_handlers:
-        func, args, kwargs, imported = of.exit_handlers.pop()
-        if imported in stay:
-            _real_register(func, *args, **kwargs)
-            continue
+        func, args, kwargs = of.exit_handlers.pop()
         try:
             func(*args, **kwargs)
         except BaseException as error:  # SystemExit too: as in Python, the others still run

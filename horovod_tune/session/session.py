@@ -82,8 +82,8 @@ class Session:
         self.failed_unnoticed = False
         # The top-level package of the training function; empty until the function is loaded.
         self.own_package = ""
-        # What the training function has registered with `atexit`, and the package whose import has, or "".
-        self.exit_handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = []
+        # What the training function has registered with `atexit`, see `rank.exit_handlers`.
+        self.exit_handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         # The objects of `with_parameters`, once the function has asked for them.
         self.parameters: dict[str, Any] | None = None
         # The rank's `committed_state.CommittedState`; None in a TPU trial.

@@ -38,7 +38,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
     # Restored at the end: `atexit` is shared by the whole process.
     monkeypatch.setattr(atexit, "register", atexit.register)
     monkeypatch.setattr(atexit, "unregister", atexit.unregister)
-    exit_handlers.install(lambda: {"staying_package"})
+    exit_handlers.install()
     # In a rank, the function's module is imported after the patch.
     monkeypatch.setattr(exit_handlers, "_lasting", exit_handlers._lasting - {__name__})
     yield made
@@ -117,19 +117,22 @@ def test_a_handler_that_hangs_delays_the_end_only_up_to_a_timeout(
     assert len(messages) == 1
 
 
-def test_a_library_that_is_imported_in_a_trial_and_stays_is_not_ended(
-    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("suffix", "expected"), [(".so", ["closed"]), (".py", ["closed", "ended"])])
+def test_a_library_that_is_imported_in_a_trial_is_ended_if_it_can_be_imported_again(
+    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, expected: list[str]
 ) -> None:
-    """pyarrow.fs registers at its import what makes S3 unusable, and the process cannot import it again."""
-    monkeypatch.setitem(sys.modules, "staying_package", types.ModuleType("staying_package"))
+    """pyarrow.fs registers at its import what makes S3 unusable; mlflow registers the end of the run."""
+    package = types.ModuleType("imported_package")
+    package.__file__ = f"imported_package{suffix}"
+    monkeypatch.setitem(sys.modules, "imported_package", package)
 
     def train(config: dict[str, Any]) -> None:
-        library = vars(sys.modules["staying_package"])
+        library = vars(sys.modules["imported_package"])
         exec("import atexit, sys\natexit.register(sys.notes.lines.append, 'ended')", library)
         exec("def use(): atexit.register(sys.notes.lines.append, 'closed')\nuse()", library)
 
     ((ending, lines),), _ = run(train, tmp_path)
-    assert (ending, lines) == (Finished(0), ["closed"])
+    assert (ending, lines) == (Finished(0), expected)
     exit_handlers._real_unregister(notes.lines.append)
 
 

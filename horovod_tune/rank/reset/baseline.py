@@ -48,6 +48,7 @@ class Baseline:
     """The state of this process before its first trial."""
 
     def __init__(self) -> None:
+        exit_handlers.install()
         # A rank has no screen; without this, matplotlib looks for one at its first plot.
         os.environ.setdefault("MPLBACKEND", "agg")
         self.environment = Environment()
@@ -57,7 +58,6 @@ class Baseline:
         gc.disable()
         self._watch = Watch()
         self._imports = Imports(self._watch, self._settings, self.environment)
-        exit_handlers.install(self._imports.staying)
         self._watch.add(list(sys.modules.values()))
         if was_on:
             gc.enable()

@@ -145,16 +145,20 @@ class Imports:
         for name, module in self._before.items():
             if sys.modules.get(name) is not module:
                 sys.modules[name] = module
-        new, packages = self._new()
+        new = {name: sys.modules[name] for name in sys.modules.keys() - self._before.keys()}
         if not new:
             return False, calls
+        packages: dict[str, dict[str, Any]] = {}
+        for name, module in new.items():
+            packages.setdefault(top_level(name), {})[name] = module
         users = {
             top_level(name)
             for name, module in new.items()
             if top_level(name) not in self._packages
             and (top_level(name) == own_package or self._is_user_module(name, module))
         }
-        stay = self._staying(packages)
+        stay = {name for name in packages if name in self._packages or has_extension(packages[name].values())}
+        stay = self._with_references(stay, packages)
         forgotten = {name for package in packages.keys() - stay | users for name in packages[package]}
         for name in forgotten:
             del sys.modules[name]
@@ -170,28 +174,13 @@ class Imports:
         problems = [f"the package {name!r} cannot be imported twice in one process" for name in stay & users]
         return len(new) > len(forgotten), calls + problems
 
-    def staying(self) -> set[str]:
-        """Return the packages that stay in this process after the trial."""
-        return self._packages | self._staying(self._new()[1])
-
-    def _new(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Return the trial's modules by name, and the same by package."""
-        new = {name: sys.modules[name] for name in sys.modules.keys() - self._before.keys()}
-        packages: dict[str, dict[str, Any]] = {}
-        for name, module in new.items():
-            packages.setdefault(top_level(name), {})[name] = module
-        return new, packages
-
     def _is_user_module(self, name: str, module: Any) -> bool:
         path = getattr(module, "__file__", None) or "built-in"
         return name not in self._library_modules and not is_installed(path)
 
-    def _staying(self, packages: dict[str, dict[str, Any]]) -> set[str]:
-        """Return the packages that stay: also those that others refer to or that are registered in others."""
-        found = {
-            name for name in packages if name in self._packages or has_extension(packages[name].values())
-        }
-        waiting = [module for name in found for module in packages[name].values()]
+    def _with_references(self, stay: set[str], packages: dict[str, dict[str, Any]]) -> set[str]:
+        """Return the packages that stay, those that they refer to, and those registered in other modules."""
+        found, waiting = set(stay), [module for name in stay for module in packages[name].values()]
         referred = _packages_of(self._watch.registered)
         while True:
             for module in waiting:

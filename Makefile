@@ -21,7 +21,7 @@ IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations-
 
 help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
-	@echo "make check    lint, types, and the tests that start no processes: a minute"
+	@echo "make check    lint, types, and the short tests: a minute"
 	@echo "make test     the tests, without the slow ones  make test PYTEST_ARGS='-k placement'"
 	@echo "make test-all everything: lint, typecheck, test, test-slow, docs, wheel"
 	@echo "make test-slow    the tests that make test leaves out, except those of make wheel    make test-slow SHARD=1/4"
@@ -44,7 +44,7 @@ demo: set-up ## The main job
 	@$(VENV)/bin/python examples/bayesopt_digits.py $(DEMO_ARGS)
 
 check: lint typecheck
-	@$(PYTEST) -q -n 2 --dist loadgroup -m "not (processes or slow or contract or cluster or example or wheel)" $(PYTEST_ARGS)
+	@$(PYTEST) -q -n 2 --dist loadgroup -m "not (processes or long or slow or contract or cluster or example or wheel)" $(PYTEST_ARGS)
 
 test: set-up
 	@$(PYTEST) $(IN_PARALLEL) -m "contract or not (slow or cluster or example or wheel)" --durations 10 $(PYTEST_ARGS)

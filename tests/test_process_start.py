@@ -21,6 +21,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="psutil has the boot time from /proc/stat on Linux")
 @pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_a_process_is_found_again_after_the_clock_was_set(

@@ -71,6 +71,7 @@ def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
     assert isinstance(raised.value, ValueError)
 
 
+@pytest.mark.long
 def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_named_with_its_cure(tmp_path):
     code = "from horovod_tune.gloo.gloo_backend import require_installed as check; check()"
     (tmp_path / "horovod" / "torch").mkdir(parents=True)

@@ -73,6 +73,7 @@ def test_what_is_deep_is_cut_off():
     assert cut == ["data nested more than 32 deep"]
 
 
+@pytest.mark.long
 def test_what_is_cut_off_a_thousand_times_is_named_once(home):
     deep: object = []
     for _ in range(40):
@@ -106,6 +107,7 @@ def test_texts_and_numbers_of_json_can_always_be_written_out():
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["fifo", "socket", "device", "outside", "loop"])
 def test_what_is_no_file_of_the_experiment_is_not_opened(home, tmp_path, kind, monkeypatch):
     secret = tmp_path / "secret"

@@ -205,6 +205,7 @@ def test_the_report_has_a_section_on_several_metrics(tmp_path):
     write_report(made, tmp_path / "page.html", pareto=AIMS)
 
 
+@pytest.mark.long
 def test_the_commands_take_limits_and_several_metrics(tmp_path, capsys):
     from test_terminal import run
 

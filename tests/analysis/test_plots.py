@@ -35,6 +35,7 @@ def said(figure) -> str:
     return " ".join(filter(None, [figure.layout.title.text, figure.layout.title.subtitle.text, *texts]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ONE_FIGURE)
 @pytest.mark.parametrize("trials", [3, 1000])
 def test_each_plot_is_one_call_and_returns_a_figure(name, trials):
@@ -141,6 +142,7 @@ def test_trials_outside_the_limits_are_in_the_last_group():
     assert any(text.startswith(made.best_trial.trial_id) for text in last.text)
 
 
+@pytest.mark.long
 def test_the_importances_find_what_matters_and_name_their_method():
     figure = plots.importance(made_experiment(200))
     names, (bars,) = figure.layout.yaxis.ticktext, figure.data

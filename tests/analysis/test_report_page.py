@@ -170,6 +170,7 @@ def test_an_experiment_without_a_metric_still_has_a_page(experiments):
     assert "Which trial" in text, "what needs no metric is drawn"
 
 
+@pytest.mark.long
 def test_five_thousand_trials_make_a_page_of_twelve_megabytes_at_most():
     text = render(made_experiment(5000))
     assert len(text) < 12e6

@@ -117,6 +117,7 @@ def test_a_name_that_no_trial_reported_is_named_with_status_2(command, given, ho
     assert f"no trial reported a number named '{given[1][:6].split()[0]}'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_report_writes_the_page_and_names_what_was_not_read(home, tmp_path, capsys):
     (home / "train_abcd1_00003" / "result.json").write_text("{")
     assert run("report", home, "--mode", "min", "-o", tmp_path / "page.html") == 0

@@ -73,6 +73,7 @@ def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[
     assert trial.actors[0].called("acknowledge") == [(1, None)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["fixed", "elastic"])
 def test_a_report_takes_one_call_of_ray_for_each_rank_on_another_host(way: str) -> None:
     ranks = 64

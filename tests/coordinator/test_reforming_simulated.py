@@ -61,6 +61,7 @@ def test_a_loss_costs_calls_in_proportion_to_the_ranks(
     assert trial.calls - before <= 11 * size + 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., FakeTrial], seed: int) -> None:
     """Losses of single ranks, of rank 0 and of whole hosts, also while ranks leave or rejoin."""
@@ -92,6 +93,7 @@ def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., F
     assert len(trial.launcher.alive) == size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., FakeTrial], seed: int) -> None:
     """Resizes while ranks are lost, leave and rejoin, and before the previous size is reached."""

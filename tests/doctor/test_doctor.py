@@ -170,6 +170,7 @@ def test_the_screen_marks_what_is_wrong_and_gives_the_cure() -> None:
     assert len(screen) <= 24
 
 
+@pytest.mark.long
 def test_an_address_that_does_not_answer_is_named_in_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

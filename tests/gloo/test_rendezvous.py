@@ -193,6 +193,7 @@ def poor():
         process.communicate()
 
 
+@pytest.mark.long
 def test_idle_connections_that_use_up_the_files_do_not_end_it(poor):
     address, port, _ = endpoint(poor)
     with contextlib.ExitStack() as idle:
@@ -218,6 +219,7 @@ def test_a_process_that_has_no_file_left_serves_again_when_it_has(poor):
 PIECES = [b"\r\n", b"\r\n\r\n", b":", b"/", b"Content-Length: ", b"-1", b"9" * 30, bytes(10)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_mangled_requests_neither_end_it_nor_stay(server, monkeypatch, seed):
     monkeypatch.setattr(rendezvous, "REQUEST_TIMEOUT_S", 1.0)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from processes import run_python
+
+pytestmark = pytest.mark.processes
 
 ENTERED = """
 import json

@@ -69,6 +69,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source_archive(tmp_path_factory.mktemp("source"))
 
 
+@pytest.mark.long
 def test_a_wheel_is_compiled_once_and_then_taken_from_the_cache(
     tmp_path: Path, archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_wheel_is_compiled_once_and_then_taken_from_the_cache(
     assert not list((tmp_path / "cache" / "logs").iterdir()), "a build that went well left its log"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "said"),
     [

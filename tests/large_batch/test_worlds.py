@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from horovod_worlds import run_worlds
 
+pytestmark = pytest.mark.processes
+
 LAYER_WISE = ("lars", "lamb")
 
 

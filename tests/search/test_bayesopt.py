@@ -43,6 +43,7 @@ def add_random_points(search: BayesOptSearch, count: int) -> list[float]:
     return losses
 
 
+@pytest.mark.long
 def test_it_finds_the_optimum_of_a_smooth_function() -> None:
     space = {"x": tune.uniform(-5, 10), "y": tune.uniform(0, 15)}
 
@@ -400,6 +401,7 @@ def test_bad_arguments_are_named(kwargs: Any, error: type[Exception], message: s
         BayesOptSearch(**kwargs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "acquisition",
     [

@@ -13,6 +13,8 @@ from ray.tune.search import Searcher
 from horovod_tune import search as package
 from horovod_tune.search import BayesOptSearch, MissingExtra
 
+pytestmark = pytest.mark.long
+
 
 class TestBayesOptSearch(SearcherConformance):
     def make(self, seed: int = 1) -> Searcher:

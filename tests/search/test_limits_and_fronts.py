@@ -19,6 +19,8 @@ from horovod_tune.search.gp.feasibility import joint
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 
+pytestmark = pytest.mark.long
+
 SQUARE = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
 
 

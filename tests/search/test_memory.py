@@ -20,6 +20,8 @@ from horovod_tune.search import BayesOptSearch, StateFileError
 from horovod_tune.search.earlier_experiment import fit_into
 from horovod_tune.search.space.search_space import SearchSpace
 
+pytestmark = pytest.mark.long
+
 
 def report_results(search: BayesOptSearch, number: int) -> None:
     """Report what any of the searches of `KINDS` may look for; the last trial is stopped at a fifth."""

@@ -14,6 +14,8 @@ from ray import tune
 
 from horovod_tune.search import BayesOptSearch
 
+pytestmark = pytest.mark.long
+
 SPACE = {"x": tune.uniform(-2, 2), "lr": tune.loguniform(1e-5, 1e-1)}
 Loss = Callable[[dict[str, Any]], float]
 

@@ -77,6 +77,7 @@ def make(path):
     Path(path, "weights").write_text("w")
 
 
+@pytest.mark.long
 def test_ranks_of_a_host_share_one_copy_which_the_last_removes(folder, note):
     ranks = [Process(folder, note) for _ in range(4)]
     assert all(rank.holds() for rank in ranks)

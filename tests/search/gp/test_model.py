@@ -48,6 +48,7 @@ def test_predictions_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(covariance, peer.predict(queries, return_cov=True)[1], atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("noise", [None, 0.1])
 @pytest.mark.parametrize("beside_a_task", [False, True])
@@ -156,6 +157,7 @@ Region = Callable[[np.ndarray], np.ndarray]
 
 
 # Regions for which the model was not chosen, and the number of parameters, most of which do not matter.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dimension", "region"),
     [
@@ -233,6 +235,7 @@ def test_the_slopes_of_a_scale_are_those_of_finite_differences() -> None:
 NOISES = np.random.default_rng(3).standard_normal((5, 40))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("results", "least", "most"),
     [

@@ -40,14 +40,15 @@ def start(ray_folder, storage, *more):
     storage.mkdir(exist_ok=True)
     # Tune writes down what it knows every 10 s; the trials of this test are shorter than that.
     environment = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0.2"}
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), ray_folder, str(storage), *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=storage,
-        env=environment,
-    )
+    with open(storage / "stderr.txt", "w") as stderr:
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), ray_folder, str(storage), *more],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=storage,
+            env=environment,
+        )
 
 
 def marks(storage):
@@ -76,6 +77,7 @@ def test_nothing_outlives_the_driver_and_the_experiment_continues(end, ray_folde
 
     driver = start(ray_folder, storage, "--restore")
     output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, (storage / "stderr.txt").read_text()[-3000:]
     results = json.loads(output.strip().splitlines()[-1])
     assert {name: result["count"] for name, result in results.items()} == {"a": 6, "b": 6}
     assert {result["training_iteration"] for result in results.values()} == {6}

@@ -39,7 +39,7 @@ def _advice_on_exit(error: SystemExit) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frames = [each for each in frames if each.f_globals.get("__name__") != "_sitebuiltins"]  # exit(), quit()
     if frames and is_installed(frames[-1].f_code.co_filename):
-        library = top_level(frames[-1].f_globals["__name__"])
+        library = top_level(frames[-1].f_globals.get("__name__", "a library"))
         if error.code == 2:  # by convention, wrong arguments
             return (
                 f"\n{library} has found wrong arguments. If it has parsed sys.argv: in a rank, it is Ray's, "

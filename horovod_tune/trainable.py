@@ -25,7 +25,7 @@ from horovod_tune.function.shipping import ShippedFunction, refuse_horovod_of_dr
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.messages import TrialRequest
 from horovod_tune.ray_compat import queries
-from horovod_tune.ray_compat.patches import actors, failures, paused_trials, resized_trials
+from horovod_tune.ray_compat.patches import actors, failures, paused_trials, resized_trials, stored_state
 from horovod_tune.ray_compat.training_result import TrainingResult
 from horovod_tune.spec.placement import fits
 from horovod_tune.spec.resizing import request_for, resized, resized_request
@@ -249,6 +249,7 @@ def patch_tune(reuse_workers: bool) -> None:
     failures.explain_failures(is_distributed)
     failures.name_missing_metric(is_distributed)
     resized_trials.check_resized_trials(_placement_in, is_elastic)
+    stored_state.replace_stored_files()
 
 
 def is_distributed(trainable: Any) -> bool:

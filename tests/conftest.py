@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -37,6 +38,9 @@ MAY_BE_LONG = ("slow", "contract", "cluster", "example", "wheel")
 # Fixtures that take a minute and are made once for the session: the files that use them run in one process.
 SHARED_FIXTURES = {"experiments", "killed"}
 
+# In a file of which every test starts processes.
+_ALL_WITH_PROCESSES = re.compile(r"^pytestmark = .*\bprocesses\b", re.MULTILINE)
+
 _ray_since: Path | None = None
 _durations: dict[str, float] = {}
 _over_limit: dict[str, float] = {}
@@ -51,9 +55,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files of other shards, which are not even imported."""
+    """Leave out the files of other shards, or without a test for `make check`: they are not even imported."""
+    if not collection_path.match("test_*.py"):
+        return None
+    if config.option.markexpr.startswith("not (processes") and _ALL_WITH_PROCESSES.search(
+        collection_path.read_text()
+    ):
+        return True
     shard = config.getoption("--shard")
-    if not shard or not collection_path.match("test_*.py"):
+    if not shard:
         return None
     index, count = map(int, shard.split("/"))
     # The files that share the experiments stay together.

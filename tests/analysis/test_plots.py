@@ -156,6 +156,7 @@ def test_the_importances_find_what_matters_and_name_their_method():
     )
 
 
+@pytest.mark.long
 def test_importances_of_noise_are_called_meaningless():
     made = made_experiment(60, asha=False)
     noise = np.random.default_rng(0).normal(size=60)

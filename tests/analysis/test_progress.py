@@ -143,6 +143,7 @@ def test_a_terminal_without_rich_gets_plain_lines(monkeypatch):
     assert terminal.getvalue() == "a started  layer/kind=<class 'types.SimpleNamespace'>\n"
 
 
+@pytest.mark.long
 def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was(clock, monkeypatch):
     before, at_exit = sys.stdout, []
     hooks = SimpleNamespace(register=at_exit.append, unregister=at_exit.remove)

@@ -60,6 +60,7 @@ def evil_experiment(trials: int = 12) -> Analysis:
     return changed(made, trials=hostile, name=EVIL, searcher=EVIL, constants={EVIL: EVIL}, domains={})
 
 
+@pytest.mark.long
 def test_the_answer_comes_first_and_can_be_copied_and_the_table_has_every_trial_best_first():
     analysis = made_experiment(30)
     text = render(analysis)
@@ -100,6 +101,7 @@ def test_configurations_with_odd_floats_and_text_survive_copying():
     assert math.isnan(namespace["config"]["n"])  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_nothing_of_the_users_is_markup():
     page = Page(render(evil_experiment()))
     figures = [attributes for tag, attributes in page.tags if attributes.get("class") == "plotly-graph-div"]
@@ -110,6 +112,7 @@ def test_nothing_of_the_users_is_markup():
     assert "{{" not in "".join(Page(render(made_experiment(3))).texts)
 
 
+@pytest.mark.long
 def test_the_page_loads_nothing_and_runs_no_script_but_its_own():
     text = render(made_experiment(12))
     page = Page(text)

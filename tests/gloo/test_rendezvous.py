@@ -141,6 +141,7 @@ def test_an_answer_larger_than_a_sockets_buffer_arrives_whole(server):
     assert received.partition(b"\r\n\r\n")[2] == body
 
 
+@pytest.mark.long
 def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
     size = 32_000_000  # more than the kernel holds for the two ends
     monkeypatch.setattr(rendezvous, "MAX_REQUEST_BYTES", 2 * size)

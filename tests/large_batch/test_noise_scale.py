@@ -30,6 +30,7 @@ def norms(draw: np.random.Generator, sizes: list[int]) -> tuple[float, float, fl
     return small, float(np.mean([1 / size for size in sizes])), float(np.sum(whole**2)), float(sum(sizes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [[1, 15], [3, 3, 3, 7], [64] * 4])
 def test_the_moments_are_unbiased_for_passes_of_any_sizes(sizes: list[int]) -> None:
     draw = np.random.default_rng(0)

@@ -77,6 +77,7 @@ def test_every_combination_trains(optimizer: str, schedule: str, warmup_epochs: 
     assert set(setup.metrics()) == {"lr", "global_batch_size", *noise}
 
 
+@pytest.mark.long
 def test_the_minute_long_imagenet_recipe() -> None:
     """Goyal et al. 2017: 8192 images a step, 0.1 for 256; five epochs from 0.1 to 3.2, then steps of 0.1."""
     config = {"lr": 0.1, "base_batch_size": 256, "global_batch_size": 8192, "epochs": 90, "warmup_epochs": 5}

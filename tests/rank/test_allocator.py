@@ -55,6 +55,7 @@ def run(**variables: str) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_freed_memory_is_kept_for_the_next_step_until_it_is_released() -> None:
     figures = run()
     assert figures["set"] is True
@@ -62,6 +63,7 @@ def test_freed_memory_is_kept_for_the_next_step_until_it_is_released() -> None:
     assert figures["given_back"] > 100 << 20
 
 
+@pytest.mark.long
 def test_the_settings_of_the_user_are_not_changed() -> None:
     figures = run(MALLOC_TRIM_THRESHOLD_="131072")
     assert figures["set"] is False

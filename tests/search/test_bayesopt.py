@@ -56,12 +56,14 @@ def test_it_finds_the_optimum_of_a_smooth_function() -> None:
     assert np.median(regrets) < 0.05
 
 
+@pytest.mark.long
 def test_maximising_is_minimising_the_negative() -> None:
     smallest = Loop(searcher(), mixed_space()).run(12)
     largest = Loop(BayesOptSearch(metric=METRIC, mode="max", random_state=1), mixed_space())
     assert largest.run(12, lambda config: -loss(config)) == smallest
 
 
+@pytest.mark.long
 def test_no_point_is_suggested_twice_in_a_small_space_until_all_have_been(caplog: Any) -> None:
     space = {"a": tune.randint(0, 5), "b": tune.choice(["x", "y", "z"])}
     with caplog.at_level(logging.WARNING, logger="horovod_tune.search"):
@@ -263,6 +265,7 @@ def test_a_space_that_cannot_be_used_is_named(space: Any, message: str) -> None:
         BayesOptSearch(space, metric=METRIC, mode="min")
 
 
+@pytest.mark.long
 def test_a_range_of_three_floats_is_searched_to_the_end() -> None:
     loop = Loop(searcher(), {"x": tune.uniform(1, 1 + 4e-16)})
     assert len(loop.run(12, lambda config: config["x"])) == 12

@@ -134,6 +134,7 @@ def test_threads_that_hold_and_release_at_once_wait_for_no_other_and_leave_nothi
             assert list(folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_release_it(folder, tmp_path):
     copies = HostCopies(folder)
     (tmp_path / "original").mkdir()

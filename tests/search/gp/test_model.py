@@ -199,6 +199,7 @@ class Normal:
         return -0.5 * float(np.square(theta - 2.0).sum())
 
 
+@pytest.mark.long
 def test_draws_have_the_mean_and_the_variance_of_the_posterior() -> None:
     found = np.asarray(draws(Normal(), np.full(3, 5.0), 3000, np.random.default_rng(0)))  # type: ignore[arg-type]
     # Prior and likelihood are equally wide: the posterior is half-way between them, and half as wide.

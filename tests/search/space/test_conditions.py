@@ -94,6 +94,7 @@ def test_a_choice_of_one_option_with_a_domain_is_that_domain() -> None:
     assert space.config((0.25,), seed=0) == {"x": {"m": 0.25}}
 
 
+@pytest.mark.long
 def test_every_point_of_a_finite_conditional_space_is_counted_and_listed_once() -> None:
     inner = [
         {"k": tune.choice(["a", "b", "c"]), "on": tune.choice([True, False])},

@@ -101,11 +101,13 @@ class LogChunk:
     """What a rank printed since its last chunk.
 
     ``stack`` is the stack of its training function; empty unless an immediate reply was requested.
+    ``offsets`` are the sizes of `WorkerInfo.output` up to which its process's output has been sent.
     """
 
     rank: int
     text: bytes
     stack: str = ""
+    offsets: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class WorkerInfo:
     """A worker's node and process.
 
     ``process_started`` is `process_start` of ``pid``; ``interfaces`` are the host's IP addresses by network
-    interface.
+    interface; ``output`` are the files on the host that have what the process prints.
     """
 
     node_id: str
@@ -147,6 +149,7 @@ class WorkerInfo:
     gpu_ids: tuple[str, ...] = ()
     tpu_ids: tuple[str, ...] = ()
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 
-from horovod_tune.files.log_files import LOG_BYTES, left_out
+from horovod_tune.files import log_files
 from horovod_tune.rank.streams import flush_streams
 from horovod_tune.ray_compat import queries
 
-# The most bytes of one stream that `take` returns, so that both streams fit into the rank's log.
-TAKE_BYTES = LOG_BYTES // 2
 # The most lines of the stall inspector's message in an error.
 STALL_LINES = 30
 # How much of stderr's end is searched for that message, and the limits of the message and of each line.
@@ -32,38 +30,28 @@ class OutputReader:
 
     def __init__(self, paths: Sequence[str] | None = None) -> None:  # tests give other files
         links = [f"/proc/self/fd/{number}" for number in (1, 2)]
-        self._paths = paths or queries.rotated_output() or [os.readlink(link) for link in links]
-        self._offsets = [_size(path) for path in self._paths]
-        self._stderr_mark = self._offsets[1]
+        self.paths = paths or queries.rotated_output() or [os.readlink(link) for link in links]
+        self.offsets = log_files.sizes(self.paths)
+        self._stderr_mark = self.offsets[1]
         self._awaited_mark: int | None = None
         self._taking = threading.Lock()
 
     def mark(self) -> None:
         """Skip what was printed so far, by the previous trial."""
         flush_streams()
-        self._offsets = [_size(path) for path in self._paths]
+        self.offsets = log_files.sizes(self.paths)
         self.forget_stalls()
 
     def forget_stalls(self) -> None:
         """Ignore what Horovod's stall inspector has printed so far, about another world."""
-        self._stderr_mark, self._awaited_mark = _size(self._paths[1]), None
+        self._stderr_mark, self._awaited_mark = log_files.size_of(self.paths[1]), None
 
-    def take(self, limit: int = TAKE_BYTES) -> bytes:
-        """Return new output, without Ray's own marker lines.
-
-        If a stream has more than ``limit`` new bytes, only its first and last lines are returned.
-        """
+    def take(self, limit: int = log_files.TAKE_BYTES) -> bytes:
+        """Return new output, as `log_files.read_after`."""
         flush_streams()
-        parts = []
         with self._taking:
-            for i, path in enumerate(self._paths):
-                size = _size(path)
-                start = self._offsets[i] if size >= self._offsets[i] else 0  # Ray has begun a new file
-                if size > start:
-                    parts.append(_read(path, start, size, limit))
-                self._offsets[i] = size
-        lines = b"".join(parts).splitlines(keepends=True)
-        return b"".join(line for line in lines if not line.startswith(b":") or b"_name:" not in line[:16])
+            text, self.offsets = log_files.read_after(self.offsets, self.paths, limit)
+        return text
 
     def stall_report(self) -> str:
         """Return the last message that Horovod's stall inspector wrote to stderr in this world.
@@ -77,19 +65,19 @@ class OutputReader:
 
         The first call of a trial returns nothing, since messages before it may be of any age.
         """
-        mark, self._awaited_mark = self._awaited_mark, _size(self._paths[1])
+        mark, self._awaited_mark = self._awaited_mark, log_files.size_of(self.paths[1])
         if mark is None:
             return {}
         return missing_ranks(self._newest_stall(mark))
 
     def _newest_stall(self, start: int) -> list[str]:
         """Return the lines of the inspector's last message after the offset ``start``."""
-        size = _size(self._paths[1])
+        size = log_files.size_of(self.paths[1])
         if size == start:
             return []
         if size < start:  # Ray has begun a new file
             start = 0
-        with open(self._paths[1], "rb") as file:
+        with open(self.paths[1], "rb") as file:
             file.seek(max(start, size - SEARCHED_BYTES))
             printed = file.read()
         header = printed.rfind(b"stall_inspector")
@@ -113,25 +101,3 @@ def missing_ranks(lines: Iterable[str]) -> dict[int, str]:
     """Return the missing ranks in the inspector's message, with the collectives that wait for each."""
     found = map(_MISSING_RANK.fullmatch, lines)
     return {int(each[1]): each[2] for each in found if each is not None}
-
-
-def _read(path: str, start: int, end: int, limit: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        if end - start <= limit:
-            return file.read(end - start)
-        half = limit // 2
-        head = file.read(half)
-        head = head[: head.rfind(b"\n") + 1] or head
-        file.seek(end - half - 1)
-        tail = file.read(half + 1)
-        tail = tail[tail.find(b"\n", 0, -1) + 1 :]
-        missing = end - start - len(head) - len(tail)
-        return head + left_out(missing) + tail
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)  # 0 for a pipe or a terminal
-    except OSError:
-        return 0

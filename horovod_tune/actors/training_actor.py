@@ -89,6 +89,7 @@ class TrainingActor:
             process_started=process_start(os.getpid()),
             gpu_ids=tuple(map(str, ray.get_gpu_ids())),
             interfaces=interfaces(),
+            output=tuple(self._output.paths),
         )
 
     def call_backend(self, method: str, *arguments: Any) -> Any:
@@ -169,9 +170,12 @@ class TrainingActor:
             self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
 
     def _send_log(self) -> None:
+        if self._rank_info is not None and (chunk := self._log_chunk(self._rank_info.rank)).text:
+            self._outbox.put(chunk)
+
+    def _log_chunk(self, rank: int, stack: str = "") -> LogChunk:
         text = self._output.take()
-        if text and self._rank_info is not None:
-            self._outbox.put(LogChunk(self._rank_info.rank, text))
+        return LogChunk(rank, text, stack, tuple(self._output.offsets))
 
     def poll(self, wait_s: float) -> list[Message]:
         messages = self._outbox.take(wait_s)
@@ -232,7 +236,7 @@ class TrainingActor:
     def reply_now(self) -> None:
         assert self._rank_info is not None
         stack = self._training.stack() if self._training is not None else ""
-        self._outbox.put(LogChunk(self._rank_info.rank, self._output.take(), stack))
+        self._outbox.put(self._log_chunk(self._rank_info.rank, stack))
 
     def reset(self, join_s: float) -> list[str]:
         assert self._rank_info is not None and self._training is not None

@@ -21,7 +21,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits
-from horovod_tune.coordinator.workers import EventQueue, Worker
+from horovod_tune.coordinator.workers import EventQueue, Worker, last_output
 from horovod_tune.coordinator.world import World
 from horovod_tune.errors import TrainingFailed, death_text
 from horovod_tune.messages import (
@@ -123,10 +123,17 @@ class WorkerGroup:
             try:
                 messages = reply.result()
             except (RayActorError, OutOfMemoryError) as error:
-                self.world.lose(worker, FailureKind.DIED, death_text(error))
+                self.world.lose(worker, FailureKind.DIED, self._death_of(worker, error))
                 continue
             self._take(worker, messages)
         self.world.poll_all()
+
+    def _death_of(self, worker: Worker, error: RayError) -> str:
+        """Return how a worker's process ended, and its last lines: a crash prints its stack."""
+        # An elastic trial should continue at once.
+        text = last_output(worker, of_other_hosts=not self.world.limits.is_elastic)
+        self._logs += [LogChunk(rank, text) for rank in worker.ranks]
+        return failures.last_lines(text) + death_text(error)
 
     def _take(self, worker: Worker, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -144,6 +151,7 @@ class WorkerGroup:
                     self.world.failures.append(message)
                 case LogChunk():
                     self._logs.append(message)
+                    worker.offsets = message.offsets
                 case AwaitedRanks(names=names):
                     self._awaited, hosts = names, self.world.hosts
                     # The stall inspector does not say whether a missing rank has returned. Its message may be

@@ -94,6 +94,7 @@ def test_a_rank_has_the_gpu_that_ray_reserved_whatever_the_machine_shows(
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.5")
     rank = object.__new__(TrainingActor)
     rank._node_id = rank._host = "a"
+    rank._output = Mock(paths=())
     assert rank.describe().gpu_ids == ("1",)
 
 

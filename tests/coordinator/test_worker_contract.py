@@ -322,6 +322,7 @@ def test_a_killed_rank_is_named_and_closing_leaves_no_process(workers: Workers) 
         note_rank(config)
         report(step=1)
         if rank_here() == config["killed"]:
+            print("its last words", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         report(step=2)
 
@@ -329,7 +330,8 @@ def test_a_killed_rank_is_named_and_closing_leaves_no_process(workers: Workers) 
     with pytest.raises(TrainingFailed) as caught:
         workers.events()
     assert f"rank {workers.size - 1} of {workers.size}" in str(caught.value)
-    assert " died:" in str(caught.value)
+    assert " died:" in str(caught.value) and "its last words" in str(caught.value)
+    assert any(b"its last words" in chunk.text for chunk in workers.group.take_logs())
     assert workers.group.end_trial() != []
     workers.close()
     workers.group.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
+from pathlib import Path
 
 import cloudpickle
 import pytest
-from processes import eventually, results_of
+from processes import error_of, eventually, results_of
 from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator, report
@@ -184,3 +187,21 @@ def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(tune
     results = results_of(tune_run(trainable, config={"reports": 100}).trials[0])
     assert [result["step"] for result in results] == list(range(100))
     assert results[-1]["time_total_s"] - results[0]["time_total_s"] < 10 * HEARTBEAT_S
+
+
+def die_on_the_other_host(config):
+    import horovod.torch as hvd
+
+    hvd.init()
+    report(step=0)
+    if hvd.rank() == 3:
+        print("its last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.barrier()
+
+
+def test_the_last_output_of_a_rank_that_died_is_fetched_from_its_host(tune_run):
+    trainable = DistributedTrainableCreator(die_on_the_other_host, num_hosts=2, num_slots=2)
+    (trial,) = tune_run(trainable, raise_on_failed_trial=False).trials
+    assert "rank 3 of 4" in error_of(trial) and "  its last words\n" in error_of(trial)
+    assert "its last words\n" in Path(trial.path, "rank_3.log").read_text()

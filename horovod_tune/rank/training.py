@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ray import cloudpickle
 
@@ -18,6 +18,7 @@ from horovod_tune.function.training_function import unwrapped
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, TrialRequest
 from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
+from horovod_tune.rank.streams import flush_streams
 from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import WorldChanges
@@ -155,10 +156,23 @@ class Training:
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
     """Call the training function, and report what it returns or yields, as Tune does."""
-    output = function(dict(live_session.request.config))
-    # Not inspect.isgeneratorfunction(function): a partial or a callable object may return a generator too.
-    for each in output if inspect.isgenerator(output) else (output,):
-        session.handle_output(live_session, each)
+    try:
+        output = function(dict(live_session.request.config))
+        # Not inspect.isgeneratorfunction(function): a partial or a callable object may return one too.
+        for each in output if inspect.isgenerator(output) else (output,):
+            session.handle_output(live_session, each)
+    finally:
+        if os.getpid() != live_session.pid:  # the function has called os.fork()
+            _end_fork(sys.exc_info()[1])
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End this process as Python does; going on, it would shut down the connections of its parent."""
+    status = error.code if isinstance(error, SystemExit) else error
+    if error is not None and status is error:
+        traceback.print_exception(error)
+    flush_streams()
+    os._exit(status if isinstance(status, int) else status is not None)
 
 
 def enter_working_directory(request: TrialRequest) -> None:

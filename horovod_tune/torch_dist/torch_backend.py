@@ -31,16 +31,16 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
         make_backend=functools.partial(
             TorchWorld, spec.stall_timeout_s, spec.connect_timeout_s, spec.use_gpu
         ),
-        open_rendezvous=functools.partial(_open_store, spec.timeout_s),
+        open_rendezvous=functools.partial(_open_store, spec.timeout_s, spec.use_gpu),
     )
 
 
 def _open_store(
-    timeout_s: float, ranks: Sequence[PlacedRank]
+    timeout_s: float, use_gpu: bool, ranks: Sequence[PlacedRank]
 ) -> tuple[list[dict[str, str]], Callable[[], None]]:
     """Open a TCPStore in rank 0's process, since this process does not import torch.
 
-    Returns the variables that torchrun would set for each rank. The store ends with rank 0;
+    Returns the variables that torchrun or Accelerate would set for each rank. The store ends with rank 0;
     `RankBackend.abort` ends the ranks' waits.
     """
     by_rank = sorted(ranks, key=lambda each: each.rank_info.rank)
@@ -65,6 +65,8 @@ def _open_store(
             "GROUP_RANK": str(hosts.index(info.node_id)),
             "GROUP_WORLD_SIZE": str(len(hosts)),
             "GLOO_SOCKET_IFNAME": interface,
+            # Without it, ranks that have no GPU do not see each other in Accelerate and Transformers.
+            "ACCELERATE_USE_CPU": str(not use_gpu),
         }
         for _, info, rank_info, interface in ranks
     ]

@@ -310,6 +310,24 @@ def test_settings_of_a_gpu_are_restored_on_each(monkeypatch: pytest.MonkeyPatch)
     assert (fractions, modes) == ([1.0, 1.0], [0])
 
 
+def test_what_functions_remember_of_their_calls_is_kept():
+    """Otherwise each trial with a KL divergence, a profiler or a process pool would have a new process."""
+    import concurrent.futures.process as pools
+
+    import torch
+
+    from horovod_tune.rank.reset.watch import Watch
+
+    watch = Watch()
+    watch.add([torch.distributions.kl, pools, sys.modules["torch.profiler.profiler"]])
+    normal = torch.distributions.Normal(0.0, 1.0)
+    torch.distributions.kl_divergence(normal, normal)
+    pools._check_system_limits()
+    with pytest.warns(UserWarning, match="mine"):
+        torch.profiler.profiler._warn_once("mine")
+    assert watch.restore() == []
+
+
 def test_the_singletons_of_accelerate_are_reset():
     """Transformers' Trainer creates them; the next trial would have the precision of the last one."""
     from accelerate.state import GradientState, PartialState

@@ -172,6 +172,16 @@ def test_a_script_made_for_torchrun_needs_only_its_report(workers: Workers, dest
     assert events[0].metrics["weights"] == check_next(workers)["weights"][0]
 
 
+def test_accelerate_joins_the_ranks_without_being_told_that_they_have_no_gpu(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from accelerate import Accelerator
+
+        report(processes=Accelerator().num_processes)
+
+    _, events = workers.run(train)
+    assert events[0].metrics == {"processes": 2}
+
+
 def test_init_process_group_may_ask_for_a_timeout_and_its_own_store(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         from datetime import timedelta

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import multiprocessing
 import os
 import sys
 import threading
@@ -80,6 +81,10 @@ class Baseline:
         """
         self._restore_streams()
         faulthandler.cancel_dump_traceback_later()
+        for child in multiprocessing.active_children():
+            # As Python does at its end. A data loader that is collected with its queues waits 5 s for each.
+            if child.daemon:
+                child.terminate()
         changed = {name for name, _ in self._horovod ^ horovod_settings()}
         problems = [f"{name} was set, which Horovod reads once per process" for name in sorted(changed)]
         # A closed stream cannot be reopened, and the next trial's first print() would raise.

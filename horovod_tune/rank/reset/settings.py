@@ -173,7 +173,7 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
     yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield Setting("the number of threads", torch.get_num_threads, torch.set_num_threads, always=True)
     yield Setting("the number of torch's inter-op threads", torch.get_num_interop_threads)
-    yield Setting("anomaly detection", torch.is_anomaly_enabled)
+    yield Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly)
     yield Setting("torch's profiler", torch.autograd._profiler_enabled)
     if torch.distributed.is_available():
         yield Setting("torch.distributed's debug level", torch.distributed.get_debug_level)

@@ -48,9 +48,6 @@ def test_workers_are_kept_if_the_processes_of_a_data_loader_are_garbage(runner):
         assert next(config["cycle"][1]).tolist() == [0]
 
     assert is_kept(runner, train)
-    start = time.monotonic()
-    runner.run(train)
-    assert time.monotonic() - start < 4, "the loader waited 5 s for its processes"
 
 
 def test_a_child_process_that_still_runs_is_killed_and_its_parent_replaced(runner):

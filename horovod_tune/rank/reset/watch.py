@@ -48,11 +48,11 @@ _WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distrib
 # costs new processes, not wrong results.
 _BOOKKEEPING = {
     *("_cupti_monitor_checked", "_SIGCHLD_handler_set", "next_id", "_system_limits_checked", "__slotnames__"),
-    *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals"),
+    *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals", "cls_counter"),
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
     "_DEVICE_CONTEXTS",  # torch_xla's, of a rank's device
     # torch's registry of operators that were called, its counters of fake tensors, and FSDP2's classes.
-    *("singleton", "DESCRIBER_NEXT_ID", "cls_to_fsdp_cls", "_builtin_table"),
+    *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls", "_builtin_table"),
     "GenerationTracker",  # of torch's compiler, which torch_xla imports
     "_handlerList",  # of logging
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
@@ -73,8 +73,10 @@ _BOOKKEEPING_PREFIXES = (
 # Dicts that are cleared if they were empty at first: that of a closure (a cache, as in scipy.linalg), and one
 # that all objects of one of Accelerate's state classes share.
 _CLEARED = (".__closure__", "_shared_state")
-# What functions remember of their calls: results, counts, and which warnings were shown.
-_OF_CALLS = re.compile(r"cache|memoize|_counter|\..*warn(ing|ed)", re.IGNORECASE)
+# What functions remember of their calls: results, and which warnings were shown.
+_OF_CALLS = re.compile(
+    r"cache|memoize|_warned|warnings_shown|warningregistry|nohandlerwarning", re.IGNORECASE
+)
 _LEAF_TYPES = (
     *(str, bytes, int, float, complex, tuple, frozenset, type(None), property, staticmethod),
     *(classmethod, BuiltinFunctionType, ModuleType),

@@ -138,6 +138,6 @@ def _refuse_launcher() -> None:
             )
 
 
-# `tune.run` is replaced when this module is imported, not by the creator: Python evaluates `tune.run` before
-# the argument in `tune.run(DistributedTrainableCreator(...))`.
-run = tune_run.prepare_runs(prepare, __name__)
+# When this module is imported, not by the creator: a process that runs Tune for a Ray Client gets the class.
+if RANK_VARIABLE not in os.environ:  # a rank imports the module of the search, but does not run it
+    tune_run.prepare_runs(prepare)

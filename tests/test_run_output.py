@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 import threading
-import types
-from contextlib import nullcontext
 from pathlib import Path
 
 import cloudpickle
@@ -23,7 +20,6 @@ from ray.tune.search import ConcurrencyLimiter
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
-from horovod_tune.ray_compat.patches import tune_run
 from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare, search_metadata
 from horovod_tune.search import BayesOptSearch
@@ -52,14 +48,6 @@ def search(trainable=None, **arguments):
 def settings(**arguments):
     with search(**arguments) as prepared:
         return prepared
-
-
-def test_a_script_that_has_imported_tunes_run_gets_ours(monkeypatch):
-    script = types.ModuleType("script")
-    script.search = importlib.import_module("ray.tune.tune").run
-    monkeypatch.setattr(tune_run, "sys", types.SimpleNamespace(modules={"script": script}))
-    ours = tune_run.prepare_runs.__wrapped__(nullcontext, __name__)
-    assert script.search is ours
 
 
 def test_a_search_prints_little_and_ends_with_what_its_user_wants(
@@ -225,16 +213,18 @@ def test_a_space_that_only_the_searcher_has_is_recorded():
         assert known["constants"] == {"epochs": 3}
 
 
-def test_a_process_that_gets_the_class_prepares_its_searches(tmp_path):
-    """As the process does in which Ray Client runs Tune."""
+def test_a_search_is_prepared_in_a_process_that_has_tunes_function_before_ours(tmp_path):
+    """As in `tune.run(horovod_tune.DistributedTrainableCreator(...))`, and where Ray Client runs Tune."""
     trainable = DistributedTrainableCreator(lambda config: None, num_slots=2)
     (tmp_path / "search").write_bytes(cloudpickle.dumps((tune.run, trainable)))
     program = (
-        "import pickle, sys, ray.tune\n"
+        "import inspect, pickle, sys, ray.tune; before = ray.tune.run\n"
         "run, trainable = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "print(run is ray.tune.run, run.__module__)"
+        "print(run is before, 'num_samples' in inspect.signature(run).parameters)\n"
+        "try: run(trainable, resources_per_trial={})\n"
+        "except ValueError as error: print(type(error).__name__)"
     )
-    assert run_python("-c", program, tmp_path / "search").stdout.split() == ["True", "horovod_tune.creator"]
+    assert run_python("-c", program, tmp_path / "search").stdout.split() == ["True", "True", "SpecError"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,7 @@ def check_config(config: Any, where: str = "") -> None:
 
     Runs in the driver, for each trial: Tune's own error would end the search without naming the parameter.
     """
-    if isinstance(config, Mapping):
+    if isinstance(config, dict):  # json writes other mappings as text
         try:
             sorted(config)
             unfit = [key for key in config if not isinstance(key, str | int | float | None)]

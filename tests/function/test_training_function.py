@@ -8,6 +8,7 @@ import inspect
 import math
 import sys
 import threading
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,16 @@ def test_a_config_that_tune_cannot_write_is_refused(config: dict[Any, Any], said
     with pytest.raises(SpecError, match=said):
         check_config(config)
     check_config({"opt/lr": 0.1, "layers": {1: 64, 2.5: [{}]}, "names": {None: 1}})
+
+
+def test_only_dicts_of_a_config_are_looked_into() -> None:
+    """Tune writes Hydra's DictConfigs as text; reading one may raise, for a value that is missing."""
+
+    class Settings(UserDict):  # type: ignore[type-arg]
+        def __getitem__(self, name: Any) -> Any:
+            raise ValueError(f"{name} is missing")
+
+    check_config({"model": Settings(layers=3)})
 
 
 @pytest.mark.processes

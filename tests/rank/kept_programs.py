@@ -62,6 +62,10 @@ MODULES = {
         "    def __init__(self, source): self.source = source\n"
         "    def __iter__(self): return (2 * x for x in self.source)\n"
     ),
+    "beside/mysearch.py": (
+        "from ray import tune\nfrom horovod_tune import DistributedTrainableCreator\n"
+        "trainable = DistributedTrainableCreator(lambda config: None)\n"
+    ),
     "beside/mycache.py": ("import functools\n@functools.lru_cache\ndef load(width): return [0.0] * width\n"),
 }
 
@@ -159,6 +163,13 @@ def uses_caches_and_variables_of_packages_that_stay_and_is_kept(config):
     for model in models:
         model[0] += 1
     return seen
+
+
+@program
+def imports_the_module_of_its_search_and_is_kept(config):
+    import mysearch
+
+    return mysearch.trainable.__name__
 
 
 @program

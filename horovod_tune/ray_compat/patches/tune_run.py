@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 import signal
@@ -11,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any
 
 from horovod_tune.ray_compat.compatibility import Patch, wrap
@@ -30,18 +30,17 @@ _DEATH = re.compile("^A worker died or was killed while executing a task by an u
     f"{_OUTPUT}:AirVerbosity.VERBOSE",
     f"{_OUTPUT}:IS_NOTEBOOK",
 ).once
-def prepare_runs(
-    prepare: Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]], name: str
-) -> Callable[..., Any]:
+def prepare_runs(prepare: Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]) -> None:
     """Run every search inside ``prepare(run_or_experiment, arguments)``, which yields the arguments.
 
-    All modules get the function that is returned, a script that has imported Tune's too. Under Ray Client,
-    Tune pickles it by its name, as ``run`` of the module ``name``: the server's process prepares the search.
+    The code of Tune's function is replaced, not the function, since callers may have it already: Python
+    evaluates ``tune.run`` before its argument, ``horovod_tune.DistributedTrainableCreator(...)``.
     """
-    original = importlib.import_module("ray.tune.tune").run
+    run = importlib.import_module("ray.tune.tune").run
+    original = FunctionType(run.__code__, run.__globals__, run.__name__)
+    original.__kwdefaults__ = run.__kwdefaults__
 
-    @functools.wraps(original)
-    def run(run_or_experiment: Any, **arguments: Any) -> Any:
+    def run_prepared(run_or_experiment: Any, **arguments: Any) -> Any:
         from ray.util.client import ray as client
 
         if client.is_connected():
@@ -49,12 +48,12 @@ def prepare_runs(
         with prepare(run_or_experiment, arguments) as prepared:
             return original(run_or_experiment, **prepared)
 
-    run.__module__ = name
-    for module in list(sys.modules.values()):
-        for each, value in list(getattr(module, "__dict__", {}).items()):
-            if value is original:
-                setattr(module, each, run)
-    return run
+    run.__wrapped__, run.__code__ = original, _call.__code__
+    run.__kwdefaults__ = {"run_prepared": run_prepared}  # a function's code cannot get new free variables
+
+
+def _call(run_or_experiment: Any, *, run_prepared: Callable[..., Any], **arguments: Any) -> Any:
+    return run_prepared(run_or_experiment, **arguments)
 
 
 def trainables_of(run_or_experiment: Any) -> list[tuple[Any, dict[str, Any]]]:

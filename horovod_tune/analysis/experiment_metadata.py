@@ -170,10 +170,10 @@ def _amounts(bundle: Any) -> dict[str, float]:
 def searcher_metadata(data: bytes) -> dict[str, Any]:
     """Return what `BayesOptSearch` saved: metric, mode, limits, and `front`, the modes of several metrics.
 
-    Empty for the pickle of one of Tune's own searchers, which is not read. Raises `TypeError` or `ValueError`
-    if invalid.
+    Empty for the state of another searcher, which may have any format. Raises `TypeError` or `ValueError` if
+    invalid.
     """
-    if data[:1] == b"\x80":
+    if not data.startswith(b'{"format": "horovod_tune.'):
         return {}
     state = read_object(data)
     metric, mode = state.get("metric"), state.get("mode")
@@ -182,7 +182,7 @@ def searcher_metadata(data: bytes) -> dict[str, Any]:
     return {
         "metric": text_or_none(metric),
         "mode": text_or_none(mode),
-        "searcher": text_or_none(str(state.get("format", "")).rsplit(".", 1)[-1]) or None,
+        "searcher": text_or_none(str(state.get("format")).rsplit(".", 1)[-1]),
         "limits": tuple(map(parse_limit, state.get("limits") or ())),
         "front": front if len(front) > 1 else {},
     }

@@ -116,9 +116,10 @@ def test_a_metric_keeps_its_value_until_it_is_reported_again(tmp_path: Any) -> N
     for each, latency in ((one, 50.0), (other, 10.0)):
         each.metric_analysis = {"cost/ms": {"last": latency}}
     state = tmp_path / "searcher-state-2026.json"
-    state.write_text('{"limits": ["cost/ms <= 20"]}')
+    ours = '{"format": "horovod_tune.BayesOptSearch", '
+    state.write_text(ours + '"limits": ["cost/ms <= 20"]}')
     assert "best trial   b, loss 2" in last_screen([one, other], search("min", a=[1.0], b=[2.0]))
-    state.write_text('{"metric": ["loss", "cost/ms"], "mode": ["min", "min"]}')
+    state.write_text(ours + '"metric": ["loss", "cost/ms"], "mode": ["min", "min"]}')
     assert "2 of 2 trials are on the Pareto front" in last_screen([one, other], search("min"))
-    state.write_text("{")  # `analyze` names the problem
+    state.write_text(ours)  # `analyze` names the problem
     assert "best trial   a, loss 1" in last_screen([one, other], search("min", a=[1.0], b=[2.0]))

@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from ray import cloudpickle, tune
-from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
+from ray.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, PopulationBasedTraining
 
 from horovod_tune.analysis import analyze
 from horovod_tune.ray_compat.patches import paused_trials
@@ -99,6 +100,17 @@ def trials_of(ray_session, tmp_path):
         return analysis.trials
 
     return run
+
+
+@pytest.mark.parametrize("kind", [HyperBandScheduler, HyperBandForBOHB])
+def test_after_a_restore_no_bracket_waits_for_a_trial_that_has_ended(kind):
+    paused_trials.mend_paused_trials()
+    scheduler = kind(metric="score", mode="max", max_t=4, reduction_factor=2)
+    ended, waiting = (Mock(**{"is_finished.return_value": over}) for over in (True, False))
+    for trial in (ended, waiting):
+        scheduler.on_trial_add(None, trial)
+    brackets = [bracket for band in scheduler._hyperbands for bracket in band if bracket]
+    assert [trial for bracket in brackets for trial in bracket.current_trials()] == [waiting]
 
 
 def iterations(trials):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pyarrow import fs as pafs
 
@@ -172,7 +172,8 @@ def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder
         resolved, path = pafs.FileSystem.from_uri(text)  # as Tune resolves its storage_path
         folder = Folder(resolved, path.rstrip("/"), text)
     else:
-        local = Path(re.sub(r"^(file|local)://", "", text)).expanduser().absolute()
+        uri = _SCHEME.match(text)
+        local = Path(unquote(text[uri.end() :]) if uri else text).expanduser().absolute()
         folder = Folder(pafs.LocalFileSystem(), local.as_posix(), local.as_posix())
     if folder.filesystem.get_file_info(folder.path).type != pafs.FileType.Directory:
         raise FileNotFoundError(f"there is no folder at {folder.shown!r}")

@@ -173,6 +173,8 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
     folders = [entry.name for entry in entries if entry.is_dir]
     inner = [name for name in folders if any(is_state(e.name) for e in folder.below(name).entries())]
     hint = f"; it contains experiments: {', '.join(inner[:5])}" if inner else ""
+    if not {entry.name for entry in entries}.isdisjoint(_TRIAL_FILES):
+        hint = "; it is a trial's own folder: pass the folder that contains it"
     missing = "neither experiment_state-*.json nor a trial's folder with result.json or progress.csv"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 

@@ -17,6 +17,7 @@ def mend_paused_trials() -> None:
     """Apply all of these patches, once per process."""
     _record_pauses_and_stops()
     _keep_longer_results()
+    _leave_ended_trials_out_of_brackets()
     _process_waiting_brackets()
     _perturb_waiting_populations()
 
@@ -84,6 +85,23 @@ def _when_all_wait(scheduler_class: Any, wake: Callable[[Any, Any], None]) -> No
             return chosen
         wake(self, tune_controller)
         return original(self, tune_controller)
+
+
+@Patch(
+    "HyperBandScheduler and HyperBandForBOHB wait forever after a restore if some trials have ended",
+    f"{_HYPERBAND}.on_trial_add(self, tune_controller, trial)",
+    "ray.tune.schedulers:HyperBandForBOHB.on_trial_add(self, tune_controller, trial)",
+).once
+def _leave_ended_trials_out_of_brackets() -> None:
+    """Keep trials that had ended before a restore out of the brackets, which would wait for their reports."""
+    from ray.tune.schedulers import HyperBandForBOHB, HyperBandScheduler
+
+    for scheduler in (HyperBandScheduler, HyperBandForBOHB):
+
+        @wrap(scheduler, "on_trial_add")
+        def add(original: Any, self: Any, tune_controller: Any, trial: Any) -> None:
+            if not trial.is_finished():
+                original(self, tune_controller, trial)
 
 
 @Patch(

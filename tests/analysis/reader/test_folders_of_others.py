@@ -147,6 +147,14 @@ def test_a_subfolder_that_may_not_be_listed_is_passed_over_and_an_odd_name_is_na
     assert str(problem) == "searcher-state-\\xff: its name is not UTF-8; it is left out"
 
 
+def test_a_trials_own_folder_is_named_as_such_and_uris_are_decoded(home):
+    copy = shutil.copytree(home, home / "my exp%20")
+    assert analyze(copy.as_uri()).path == str(copy)
+    trial = next(copy.glob("*/result.json")).parent
+    with pytest.raises(ValueError, match="it is a trial's own folder: pass the folder that contains it"):
+        analyze(trial)
+
+
 def test_a_trial_of_an_earlier_search_that_never_reported_is_not_the_newest_ones(home):
     state = json.loads(state_file(home).read_text())
     trial = json.loads(state["trial_data"][0][0])

@@ -163,8 +163,14 @@ def test_our_own_searchers_state_has_metric_mode_and_name(home):
     (home / "searcher-state-2026-11-20_12-00-00.json").write_text(json.dumps(state))
     record = analyze(home).record
     assert (record.searcher, record.metric, record.mode) == ("BayesOptSearch", "loss", "min")
-    (home / "searcher-state-2026-11-20_12-00-00.json").write_text("{ broken")
+    (home / "searcher-state-2026-11-20_12-00-00.json").write_text('{"format": "horovod_tune.B", broken')
     assert "not readable" in str(analyze(home).problems[0])
+
+
+@pytest.mark.parametrize("state", [b"[3]", b"\x80\x04.", b"PK\x03\x04\xff", b'{"limits": [[0, 1]]}'])
+def test_a_searcher_of_someone_else_may_save_its_state_in_any_format(home, state):
+    (home / "searcher-state-2026-11-20_12-00-00.pkl").write_bytes(state)
+    assert analyze(home).problems == ()
 
 
 def test_metric_and_mode_that_the_progress_callback_left_are_used(home):

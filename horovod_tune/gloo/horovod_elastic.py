@@ -121,10 +121,11 @@ def run_and_report(run_fn: Callable[..., Any], function: Callable[..., Any], _: 
     from horovod.common.exceptions import HostsUpdatedInterrupt
 
     left_with = "", ""
+    own_error: Exception | None = None
 
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        nonlocal left_with
+        nonlocal left_with, own_error
         try:
             return function(*args, **kwargs)
         except HostsUpdatedInterrupt:  # it was asked to leave
@@ -133,10 +134,13 @@ def run_and_report(run_fn: Callable[..., Any], function: Callable[..., Any], _: 
             live = session.current()
             if live is not None:
                 left_with = live.reason_of_leaving(error) or left_with
+                own_error = None if left_with[0] else error
             raise
 
     def leave() -> None:
         nonlocal left_with
+        if own_error is not None:  # the function would fail again in the next world
+            raise own_error
         reason, left_with = left_with, ("", "")  # a state that cannot be synchronised has another
         reset(*reason)
 

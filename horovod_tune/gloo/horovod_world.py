@@ -12,6 +12,7 @@ initialised, and afterwards as if that call had made the world.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 import time
@@ -33,6 +34,11 @@ _RANK_METHODS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cros
 _PROCESS_SET_METHODS = ("_process_set_rank", "_process_set_size")
 _PROBE_NAME = "horovod_tune.world_probe"
 _AGREEMENT_NAME = "horovod_tune.world_agreement"
+# How errors of a collective begin that every rank gets, since the ranks' calls differ or Horovod cannot do
+# what they ask: the ranks stay connected.
+_REFUSED = re.compile(
+    r"Mismatched |No \w+ operation enabled|\w+ is not supported with Join|Process-set rank zero tried"
+)
 
 
 class HorovodWorld(RankBackend):
@@ -276,7 +282,7 @@ def is_collective_error(error: BaseException) -> bool:
     """Return True if Horovod raised because another rank left: this rank's code is then not the cause."""
     if internal := sys.modules.get("horovod.common.exceptions"):
         kinds = (internal.HorovodInternalError, internal.HostsUpdatedInterrupt)
-        if any(isinstance(each, kinds) for each in exception_chain(error)):
-            return True
+        if found := [str(each) for each in exception_chain(error) if isinstance(each, kinds)]:
+            return not any(map(_REFUSED.match, found))
     # hvd.init() raises a plain ValueError if it cannot reach the other ranks.
     return isinstance(error, ValueError) and "Horovod initialization failed" in str(error)

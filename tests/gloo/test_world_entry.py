@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from horovod_worlds import run_worlds
 from processes import run_python
 
 pytestmark = pytest.mark.processes
@@ -56,6 +57,23 @@ del os.environ["HOROVOD_FUSION_THRESHOLD"]
 hvd.init()
 """
 
+REFUSED = """
+import json
+from horovod_tune.gloo.horovod_world import is_collective_error
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+told = []
+for length, op in (1 + hvd.rank(), hvd.Sum), (1, hvd.Adasum):
+    try:
+        hvd.allreduce(torch.ones(length), op=op, name="gradient")
+    except Exception as error:
+        told.append(is_collective_error(error))
+told.append(hvd.allreduce(torch.ones(1), op=hvd.Sum, name="next").item())
+print(json.dumps({"told": told}))
+"""
+
 SYNCHRONISED = """
 from horovod_tune.gloo.horovod_world import HorovodWorld
 
@@ -74,6 +92,11 @@ for value in (7.0, 9.0):  # rank 0's, and one that is not committed
 state.restore()
 print(model.weight.item())
 """
+
+
+def test_a_collective_that_horovod_refuses_is_no_loss_of_a_rank() -> None:
+    (world,) = run_worlds("a:2", program=REFUSED)
+    assert world.said == [{"told": [False, False, 2.0]}] * 2
 
 
 def test_a_state_returns_to_what_was_synchronised_and_not_to_its_first_values() -> None:

@@ -147,7 +147,7 @@ def like_horovods_run_fn(function: Any, reset: Any) -> Any:
         while True:
             try:
                 return function(*args)
-            except (Stalled, WorldBroken):
+            except (Stalled, WorldBroken, ArithmeticError):
                 reset()
 
     return wrapper
@@ -170,6 +170,16 @@ def test_a_function_in_hvd_elastic_run_says_why_it_leaves(
     assert left.error == ("" if is_asked else f"{error.__name__}: a rank is gone")
     assert ending == Finished(0)
     assert left.stalled.endswith("Missing ranks: 1") is (error is Stalled)
+
+
+def test_a_function_in_hvd_elastic_run_is_not_called_again_after_an_error_of_its_own(run: Any) -> None:
+    function = Breaks(keep, error=ArithmeticError)
+
+    def train(config: dict[str, Any]) -> None:
+        horovod_elastic.run_and_report(like_horovods_run_fn, function, None)(config)
+
+    (ending,) = run(train, is_elastic=True)
+    assert isinstance(ending, Failed) and ending.kind is FailureKind.RAISED
 
 
 @pytest.mark.parametrize("first", [say, hear_of_another_ranks_report])

@@ -78,6 +78,7 @@ def test_the_answer_comes_first_and_can_be_copied_and_the_table_has_every_trial_
     assert "best-row" in rows[0] and analysis.best_trial.trial_id in rows[0]
 
 
+@pytest.mark.long
 def test_truth_values_sort_as_text_and_infinity_as_a_number():
     made = made_experiment(4)
     trials = tuple(
@@ -180,6 +181,7 @@ def test_five_thousand_trials_make_a_page_of_twelve_megabytes_at_most():
     assert text.count("<tr") > 5000
 
 
+@pytest.mark.long
 def test_the_noise_scale_that_large_batch_reports_is_drawn_like_any_metric():
     """It is infinite while the gradient cannot be distinguished from noise."""
     made = made_experiment(3, asha=False)

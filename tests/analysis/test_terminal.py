@@ -129,6 +129,7 @@ def test_report_writes_the_page_and_names_what_was_not_read(home, tmp_path, caps
     assert "could not be completed: [Errno 2]" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_export_writes_both_tables_in_both_formats(home, tmp_path, capsys):
     analysis = analyze(home, mode="min")
     for what, table in (("trials", analysis.dataframe()), ("history", analysis.history())):
@@ -168,6 +169,7 @@ def running(home: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> tuple[An
     return analyze(home, mode="min"), slept
 
 
+@pytest.mark.long
 def test_watching_in_a_terminal_redraws_until_the_end(home, monkeypatch):
     analysis, slept = running(home, monkeypatch, 2)
     stream = io.StringIO()

@@ -44,6 +44,7 @@ def must_restart(trial: FakeTrial, node: str) -> bool:
     return trial.group.world.slots.must_restart_elsewhere(trial.group.world.members, node)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster_is_full", [False, True])
 @pytest.mark.parametrize("size", [2, 16, 256])
 def test_a_loss_costs_calls_in_proportion_to_the_ranks(

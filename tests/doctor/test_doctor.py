@@ -183,6 +183,7 @@ def test_an_address_that_does_not_answer_is_named_in_time(
     assert capsys.readouterr().err == f"horovod-tune doctor: {why}\n"
 
 
+@pytest.mark.long
 def test_rays_error_about_an_address_is_passed_on() -> None:
     why = command.unreachable_reason("no-address-of-ray")
     assert why is not None and why.startswith("could not connect to a Ray cluster at no-address-of-ray: ")

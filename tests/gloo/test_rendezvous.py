@@ -203,6 +203,7 @@ def test_idle_connections_that_use_up_the_files_do_not_end_it(poor):
         assert all(is_fine(poor, f"global/{rank}") for rank in range(5))
 
 
+@pytest.mark.long
 def test_a_process_that_has_no_file_left_serves_again_when_it_has(poor):
     poor.stdin.write("\n")
     poor.stdin.flush()

@@ -119,6 +119,7 @@ def centered(config: dict[str, Any]) -> bool:
     return numbers == pytest.approx((-3.0, 0.495, 3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_the_last_point_before_the_model_is_the_middle_of_all_ranges(seed: int) -> None:
     configs = Loop(searcher(seed), mixed_space()).run(12)
@@ -271,6 +272,7 @@ def test_a_range_of_three_floats_is_searched_to_the_end() -> None:
     assert len(loop.run(12, lambda config: config["x"])) == 12
 
 
+@pytest.mark.long
 def test_a_choice_of_very_many_is_read_at_once() -> None:
     # From Ray's tests; comparing each with each would take minutes.
     space = {"seed": tune.choice(list(range(100_000))), "name": tune.choice(["a", 1, True, 1.0, None])}
@@ -454,6 +456,7 @@ def blas_threads() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
 
+@pytest.mark.long
 def test_linear_algebra_has_one_thread_and_afterwards_as_many_as_before() -> None:
     """Threads that wait for one another on busy cores make a suggestion of 40 ms take seconds."""
     suggested = []
@@ -490,6 +493,7 @@ def test_a_fixed_noise_is_used() -> None:
         assert (loss(search.suggest("t")) < min(losses)) is learns
 
 
+@pytest.mark.long
 def test_a_thousand_results_are_no_trouble() -> None:
     search = searcher()
     add_random_points(search, 1200)

@@ -199,6 +199,7 @@ def test_diverged_trials_that_report_huge_losses_do_not_hide_the_rest(disaster: 
     assert np.median([sum(config["x"] > 0.6 for config in configs[10:]) for configs in searches]) <= 9
 
 
+@pytest.mark.long
 def test_known_failures_are_avoided_from_the_second_point_on() -> None:
     """Three quarters of the space fail; the quasi-random start keeps away from where trials have failed."""
 

@@ -89,6 +89,7 @@ def test_ranks_of_a_host_share_one_copy_which_the_last_removes(folder, note):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_copy_of_a_killed_rank_goes_with_the_next_one(folder, note):
     killed = Process(folder, note)
     assert killed.holds()
@@ -99,6 +100,7 @@ def test_a_copy_of_a_killed_rank_goes_with_the_next_one(folder, note):
     other.release()
 
 
+@pytest.mark.long
 def test_a_copy_that_is_held_elsewhere_survives_a_killed_rank(folder, note):
     killed, holder = Process(folder, note), Process(folder, note)
     assert killed.holds() and holder.holds()

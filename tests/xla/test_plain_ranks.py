@@ -32,6 +32,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray has a copy of its own
 
 
+@pytest.mark.long
 def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is() -> None:
     """It computes and never sends anything, as one that holds Python's lock while it compiles."""
     nothing: Any = None

@@ -204,6 +204,7 @@ def test_a_trial_that_waits_to_continue_is_pending(home, known, status):
     assert read(home).trials[0].status == status
 
 
+@pytest.mark.long
 def test_between_two_trials_of_a_sequential_search_it_runs(home, monkeypatch):
     facts = home / "horovod_tune_run-abcd1_00000.json"
     facts.write_text(json.dumps({"ended": False}))

@@ -92,8 +92,9 @@ def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) ->
 def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continues_from_it(
     workers: Workers, tmp_path: Path
 ) -> None:
-    joined = workers.kind == "plain"
-    directory = workers.begin(train, steps=2, checkpoint=True, count_processes=joined)
+    is_plain = workers.kind == "plain"  # here the function itself must say that there is no GPU
+    joined = is_plain or workers.kind == "torch"
+    directory = workers.begin(train, steps=2, checkpoint=True, count_processes=is_plain)
     stored = tmp_path / "stored"
     reports: list[Report] = []
     while isinstance(event := workers.group.next_event(), Report):
@@ -114,7 +115,7 @@ def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continue
         workers.group.close()
     here = ray.get_runtime_context().get_node_id()
     start = CheckpointPlace(str(stored), node_id=here)
-    workers.begin(train, start=start, steps=3, checkpoint=True, count_processes=joined)
+    workers.begin(train, start=start, steps=3, checkpoint=True, count_processes=is_plain)
     steps = [event.metrics["step"] for event in workers.events() if isinstance(event, Report)]
     assert steps == [2, 3]
 

@@ -35,6 +35,14 @@ def test_all_files_arrive_and_later_versions_replace_them(staged: Path, tmp_path
     assert found == {"experiment_state.json": "first", "trial/result.json": "1\n2\n"}
 
 
+def test_a_temporary_file_that_tune_renames_meanwhile_does_not_end_the_copy(
+    staged: Path, tmp_path: Path
+) -> None:
+    (staged / ".tmp").symlink_to(tmp_path / "gone")
+    upload(staged, tmp_path / "storage")
+    assert (tmp_path / "storage" / "trial" / "result.json").exists()
+
+
 def test_a_copy_that_is_cut_leaves_the_earlier_file(
     staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

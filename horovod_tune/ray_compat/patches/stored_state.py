@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -43,11 +44,12 @@ def replace_stored_files() -> None:
 
 
 def _replace(source: Path, target: Path) -> None:
-    if target.exists() and _version(source) == _version(target):
-        return
-    part = target.with_name(f".{target.name}.part")
-    shutil.copy2(source, part)
-    os.replace(part, target)
+    with contextlib.suppress(FileNotFoundError):  # Tune's own temporary file, renamed meanwhile
+        if target.exists() and _version(source) == _version(target):
+            return
+        part = target.with_name(f".{target.name}.part")
+        shutil.copy2(source, part)
+        os.replace(part, target)
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -44,7 +44,7 @@ def DistributedTrainableCreator(
     use_tpu: bool = False,
     tpu_type: str | None = None,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
-    reuse_workers: bool = True,
+    preload: Sequence[str] = (),
     nics: str | Sequence[str] | None = None,
     min_workers: int | None = None,
     max_workers: int | None = None,
@@ -82,8 +82,8 @@ def DistributedTrainableCreator(
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
             an error. With ``use_tpu``: seconds that a host's ranks may be idle (no report, no torch_xla
             operation, no computation) while Tune waits for them.
-        reuse_workers: keep the ranks' processes, and Horovod's connections, for the next trial; each process
-            is reset in between.
+        preload: names of modules that ``func`` needs and that take long to import (``["transformers"]``).
+            They are imported once per host, in the process that forks the ranks of all trials.
         nics: the network interface for the ranks' collectives, or several in order of preference. Default:
             the loopback if all ranks are on one host, otherwise the interface with the node's address in Ray.
         min_workers: minimum number of ranks. If set, the trial is elastic: it continues after a loss if
@@ -107,7 +107,7 @@ def DistributedTrainableCreator(
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(**arguments)
     require_installed(spec)
-    patch_tune(reuse_workers)
+    patch_tune()
     name = re.sub(r"\W", "_", function_name(func))
     shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=queries.most_bytes_of_a_function())
     body = {

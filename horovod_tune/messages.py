@@ -12,6 +12,7 @@ class TrialRequest:
     """What every rank needs to run a trial; sent by the coordinator.
 
     Attributes:
+        config: the trial's config, pickled.
         function: the training function: cloudpickle bytes, or a Ray ObjectRef of them.
         resources: Tune's PlacementGroupFactory, pickled.
         storage: Tune's StorageContext, pickled.
@@ -28,7 +29,7 @@ class TrialRequest:
     trial_dir: str
     working_dir: str
     experiment_name: str
-    config: dict[str, Any]
+    config: bytes
     function: Any
     checkpoint: CheckpointPlace | None = None
     resources: bytes = b""
@@ -59,7 +60,10 @@ class CheckpointPlace:
 
 @dataclass(frozen=True)
 class Report:
-    """Rank 0 reported for the ``index``-th time (counted from 1) and waits for ``acknowledge(index)``."""
+    """Rank 0 reported for the ``index``-th time (counted from 1) and waits for ``acknowledge(index)``.
+
+    ``metrics`` are pickled, as bytes, if they hold something other than plain values.
+    """
 
     index: int
     metrics: dict[str, Any]
@@ -101,13 +105,11 @@ class LogChunk:
     """What a rank printed since its last chunk.
 
     ``stack`` is the stack of its training function; empty unless an immediate reply was requested.
-    ``offsets`` are the sizes of `WorkerInfo.output` up to which its process's output has been sent.
     """
 
     rank: int
     text: bytes
     stack: str = ""
-    offsets: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,14 @@ class AwaitedRanks:
     names: dict[int, str]
 
 
-Message = Report | Finished | Failed | LogChunk | NeedsWorld | AwaitedRanks
+@dataclass(frozen=True)
+class ImportsSeen:
+    """How long the training function's imports took, in seconds by installed package, until it reported."""
+
+    seconds: dict[str, float]
+
+
+Message = Report | Finished | Failed | LogChunk | NeedsWorld | AwaitedRanks | ImportsSeen
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ class WorkerInfo:
     """A worker's node and process.
 
     ``process_started`` is `process_start` of ``pid``; ``interfaces`` are the host's IP addresses by network
-    interface; ``output`` are the files on the host that have what the process prints.
+    interface.
     """
 
     node_id: str
@@ -149,7 +158,6 @@ class WorkerInfo:
     gpu_ids: tuple[str, ...] = ()
     tpu_ids: tuple[str, ...] = ()
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
-    output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,3 +184,41 @@ class Assignment:
     environment: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
     channel_token: Any = None
+
+
+@dataclass(frozen=True)
+class RayAddress:
+    """How a rank connects to the cluster of its search, if its training function uses Ray."""
+
+    address: str
+    namespace: str
+    runtime_env: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RankBegin:
+    """What a rank's process receives from its training actor when a trial begins.
+
+    ``environment`` and ``directory`` are the actor's; ``copies`` is the host's folder for copies of
+    checkpoints; ``gpu`` is the rank's own GPU among those that it sees.
+    """
+
+    request: TrialRequest
+    assignment: Assignment
+    environment: dict[str, str]
+    directory: str
+    node_id: str
+    host: str
+    copies: str
+    gpu: int | None
+    ray: RayAddress
+
+
+@dataclass(frozen=True)
+class RankRejoin:
+    """The next world of a rank in an elastic trial."""
+
+    assignment: Assignment
+    number: int
+    reports: int
+    resources: bytes

@@ -25,7 +25,7 @@ from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_co
 from horovod_tune.function.variables import unpicklable
 from horovod_tune.ray_compat import queries, schedules
 from horovod_tune.ray_compat.patches import tune_run
-from horovod_tune.trainable import DistributedTrainable, is_distributed, keeps_actors
+from horovod_tune.trainable import DistributedTrainable, is_distributed
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[
             with best_effort("showing the progress"):
                 where = queries.cluster_size() or "starting Ray"
                 print(f"searching with {_describe(ours[0])}: {where}", flush=True)
-        changed = _settings(arguments, config, quiet=quiet, reuse=keeps_actors(ours[0]))
+        changed = _settings(arguments, config, quiet=quiet)
         with best_effort("preflight"):
             changed["callbacks"] += _preflights(ours)
         with (
@@ -183,14 +183,14 @@ def _prepare_search(arguments: dict[str, Any]) -> None:
         search.set_search_properties(*map(arguments.get, ("metric", "mode")), {}, stop=arguments.get("stop"))
 
 
-def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: bool) -> dict[str, Any]:
+def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool) -> dict[str, Any]:
     metric, mode = tune_run.metric_and_mode(arguments)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials()]
     changed = {**arguments, "callbacks": callbacks, "config": _with_python_numbers(arguments.get("config"))}
     _prepare_search(changed)
     with best_effort("writing the metadata of the experiment"):
         callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
-    if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
+    if type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
         changed["reuse_actors"] = True  # our trials do so anyway; otherwise Tune advises users to set it
     if quiet:
         changed["verbose"] = 0

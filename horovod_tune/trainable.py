@@ -6,7 +6,6 @@ Runs in the trial's coordinator actor; its class methods run in the driver. Step
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import pickle
@@ -67,7 +66,7 @@ class DistributedTrainable(FunctionTrainable):
             SerializationError: ``config`` holds a `DistributedOptimizer` of the driver.
         """
         # Under Ray Client, Tune does not run in the process that made this class.
-        patch_tune(cls._spec.reuse_workers)
+        patch_tune()
         check_config(config)
         refuse_horovod_of_driver(config)
         placement = placement_of(cls._spec)
@@ -89,7 +88,7 @@ class DistributedTrainable(FunctionTrainable):
         workers = make_group(self._spec, self._node_id)
         workers.world.create()
         self._function = ray.put(self._shipped.pickled())
-        self._coordinator = Coordinator(workers, reuse_workers=self._spec.reuse_workers)
+        self._coordinator = Coordinator(workers)
         self._set_trial(config)
 
     def _set_trial(self, config: dict[str, Any]) -> None:
@@ -105,7 +104,7 @@ class DistributedTrainable(FunctionTrainable):
             trial_dir=storage.trial_driver_staging_path,
             working_dir=storage.trial_working_directory,
             experiment_name=storage.experiment_dir_name,
-            config=copy.deepcopy(config),
+            config=ray.cloudpickle.dumps(config),
             function=self._function,
             # Pickled: unpickling imports Ray Tune, which takes a second, so a rank does it only on request.
             resources=pickle.dumps(self.trial_resources),
@@ -217,7 +216,7 @@ class DistributedTrainable(FunctionTrainable):
         return super().reset(*args, **keywords)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Prepare for the next trial on the same workers, or on new ones if these cannot be reused."""
+        """Prepare for the next trial, whose ranks are new processes of the same workers."""
         self._last_training_result = None
         self._last_result: Any = {}
         self._set_trial(new_config)
@@ -240,11 +239,10 @@ class DistributedTrainable(FunctionTrainable):
             logger.warning("the trial's artifacts cannot be stored: %r", error)
 
 
-def patch_tune(reuse_workers: bool) -> None:
+def patch_tune() -> None:
     """Apply to this process the patches of Tune that distributed trials need; harmless if repeated."""
     paused_trials.mend_paused_trials()
-    if reuse_workers:
-        actors.reuse_actors_of(keeps_actors)
+    actors.reuse_actors_of(is_distributed)
     actors.start_in_idle_processes(is_distributed)
     failures.explain_failures(is_distributed)
     failures.name_missing_metric(is_distributed)
@@ -264,8 +262,3 @@ def is_elastic(trainable: Any) -> bool:
 
 def _placement_in(trainable: Any, resources: Any) -> Any:
     return resized_request(trainable._spec, resources) if is_distributed(trainable) else resources
-
-
-def keeps_actors(trainable: type[DistributedTrainable]) -> bool:
-    """Return True if actors of ``trainable`` run several trials."""
-    return is_distributed(trainable) and trainable._spec.reuse_workers

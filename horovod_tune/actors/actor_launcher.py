@@ -57,7 +57,7 @@ class ActorLauncher:
             max_restarts=0,
             scheduling_strategy=strategy,
         )
-        return options.remote(self._make_backend)
+        return options.remote(self._make_backend, spec.preload)
 
     def create_one(self, slot: int, *, elsewhere: bool = False) -> Any:
         """Create the actor of one slot, to replace a lost one or to grow the trial.
@@ -104,11 +104,16 @@ class ActorLauncher:
         interfaces = [choose(info, single_host) for info in infos]
         # NCCL chooses once per process, also for later worlds, which may be on several hosts.
         stays = single_host and (spec.num_hosts == 1 or not spec.is_elastic)
-        placed = list(map(PlacedRank, actors, infos, rank_infos, interfaces))
+        self._listener = listener = Listener()
+        # Ranks on other hosts report through Ray.
+        tokens = [
+            listener.create_token(number) if info.node_id == self._node_id else None
+            for number, info in enumerate(infos)
+        ]
+        placed = list(map(PlacedRank, actors, infos, rank_infos, interfaces, tokens))
         environments, self._close_rendezvous = self._open_rendezvous(placed)
-        self._listener = Listener()
         assignments = []
-        for number, (rank, visible, environment) in enumerate(zip(placed, gpus, environments, strict=True)):
+        for rank, visible, environment in zip(placed, gpus, environments, strict=True):
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
             defaults: dict[str, str] = {}
@@ -117,9 +122,7 @@ class ActorLauncher:
                 # Without nics=, a value that is set on the host takes precedence.
                 settings = environment if spec.nics else defaults
                 settings["NCCL_SOCKET_IFNAME"] = f"={choose(rank.info, stays)}"
-            # Ranks on other hosts report through Ray.
-            token = self._listener.create_token(number) if rank.info.node_id == self._node_id else None
-            assignments.append(Assignment((rank.rank_info,), environment, defaults, token))
+            assignments.append(Assignment((rank.rank_info,), environment, defaults, rank.token))
         return assignments
 
     def channels(self) -> dict[int, CoordinatorChannel]:
@@ -127,7 +130,7 @@ class ActorLauncher:
         return listener.accept() if listener is not None else {}
 
     def processes_below(self) -> list[WorkerInfo]:
-        return []  # a rank is its actor's own process
+        return []  # the template ends a rank with its actor
 
     def close(self) -> None:
         for slot in list(self._more):

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from horovod_tune.channel.report_channel import ChannelToken
 from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
 from horovod_tune.session.committed_state import Collectives, States
 from horovod_tune.session.session import WorldBroken
 
 
 class RankBackend(Protocol):
-    """The backend in one rank's process, which runs several trials in turn."""
+    """The backend in one rank's process. It is made, and loaded, in the template that forks the process."""
 
     # The collectives of `commit` and `get_state`.
     collectives: Collectives
@@ -41,43 +42,36 @@ class RankBackend(Protocol):
     def abort(self) -> None:
         """Break a world that has lost a rank, even while it is being formed, without waiting for peers."""
 
-    def keep(self, timeout_s: float) -> list[str]:
-        """Prepare this process's world for the next trial; return why it cannot be reused."""
-
-    def release(self, timeout_s: float) -> list[str]:
-        """Free what the world held for the trial, once the trial's own objects are gone; return what is left.
-
-        By default, the world holds nothing.
-        """
-        return []
-
-    def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
-        """Describe a failure of the training function; ``output`` is the rank's `OutputReader`.
+    def describe_failure(
+        self, error: BaseException, stall_report: Callable[[], str]
+    ) -> tuple[FailureKind, str, dict[int, str]]:
+        """Describe a failure of the training function; ``stall_report`` is `RankOutput`'s.
 
         Returns:
             The kind of the failure, text to add to its traceback, and the ranks for which the function waited
-            in vain, as `awaited_ranks` returns them.
+            in vain, with the collectives.
         """
 
     def world_error(self, text: str) -> BaseException:
         """Return the error that `report` raises in a broken world; by default `WorldBroken`."""
         return WorldBroken(text)
 
-    def awaited_ranks(self, output: Any) -> dict[int, str]:
-        """Return the ranks that collectives have long waited for, with the collectives' names.
-
-        By default none, since a collective fails if it waits for a rank that has ended.
-        """
-        return {}
+    def confirms_awaited(self) -> bool:
+        """Return True if the numbers in the stall inspector's messages are those of ranks."""
+        return True
 
 
 class PlacedRank(NamedTuple):
-    """A rank of the next world: its training actor, and the network interface of its collectives."""
+    """A rank of the next world: its training actor, and the network interface of its collectives.
+
+    ``token`` is that of its `Assignment`.
+    """
 
     actor: Any
     info: WorkerInfo
     rank_info: RankInfo
     interface: str
+    token: ChannelToken | None
 
 
 # Opens the rendezvous of the next world; returns each rank's environment, and a function that closes the

@@ -1,29 +1,32 @@
-"""Runs in each rank: the training actor, a process with one rank that several trials use in turn.
+"""The training actor: holds one rank's resources in Ray, starts its process for each trial, and watches it.
 
-The training function runs in a thread, so that the actor replies to calls even if two reports are an hour
-apart.
+It imports neither torch nor Horovod, and replies to the coordinator whatever its rank does. Its rank's
+process lives as long as the training function that it runs.
 
-Step 2 of 5 of a report's path: `_send()` sends it to the coordinator (`coordinator/worker_group.py`), through
-the rank's channel or in the reply to the next `poll`.
+Step 2 of 5 of a report's path: a rank on the coordinator's host sends it there itself, through its socket;
+otherwise this actor hands it on in the reply to the next `poll` (`coordinator/worker_group.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import ray
 
-from horovod_tune.actors.output_reader import OutputReader
+from horovod_tune.actors.host_template import HostTemplate
+from horovod_tune.actors.outbox import Outbox
 from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.actors.rank_process import RankProcess, Supervisor
 from horovod_tune.actors.ranks import interfaces
-from horovod_tune.channel.report_channel import RankChannel
+from horovod_tune.channel.report_channel import ChannelToken, connect
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     Assignment,
@@ -32,55 +35,55 @@ from horovod_tune.messages import (
     Failed,
     FailureKind,
     Finished,
+    ImportsSeen,
     LogChunk,
     Message,
-    RankInfo,
+    NeedsWorld,
+    RankBegin,
+    RankRejoin,
+    RayAddress,
     Report,
     TrialRequest,
     WorkerInfo,
 )
-from horovod_tune.rank.allocator import keep_freed_memory
-from horovod_tune.rank.exit_handlers import end_process
-from horovod_tune.rank.outbox import Outbox
-from horovod_tune.rank.training import Training
-from horovod_tune.ray_compat import tune_session
-from horovod_tune.session.committed_state import CommittedState
-from horovod_tune.session.session import Session
-from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
-
-if TYPE_CHECKING:
-    from horovod_tune.rank.reset.baseline import Baseline
+from horovod_tune.rank.template import TEMPLATE_VARIABLE
+from horovod_tune.ray_compat import queries
+from horovod_tune.ray_compat.patches.actors import LIGHTNING_VARIABLE
+from horovod_tune.transfer.host_copies import HostCopies, ask_node
 
 logger = logging.getLogger(__name__)
 
-# `poll` waits in one thread while the others run `acknowledge`, `stop_training` and `reset`.
-METHODS_AT_ONCE = 4
-PROBE_TIMEOUT_S = 5.0
+# `poll` waits in one thread while others run the methods below.
+METHODS_AT_ONCE = 8
+# How long a rank may take to send its function's stack; one that holds the GIL sends none.
+STACK_TIMEOUT_S = 1.0
+# How long a rank may take to answer what the coordinator asks, besides the stack.
+ANSWER_TIMEOUT_S = 60.0
+SUSPENDED_CHECK_S = 0.2
+# How long a killed process may take to end.
+KILL_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank; implements `coordinator.backend_protocol.WorkerActor`."""
+    """One rank after another; implements `coordinator.backend_protocol.WorkerActor`."""
 
-    def __init__(self, make_backend: Callable[[], RankBackend]) -> None:
-        keep_freed_memory()
+    def __init__(self, make_backend: Callable[[], RankBackend], preload: tuple[str, ...] = ()) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = socket.gethostname()
+        self._make_backend, self._preload = make_backend, preload
         self._outbox = Outbox()
-        self._output = OutputReader()
-        self._copies = HostCopies()
-        self._backend = make_backend()
-        self._training: Training | None = None
-        self._rank_info: RankInfo | None = None
-        self._gpu: int | None = None
-        self._baseline: Baseline | None = None
-        self._channel: RankChannel | None = None
-        self._run = 0
-        self._forming = threading.Lock()
-        tune_session.prepare_rank_process()
-        with contextlib.suppress(Exception):  # the training thread loads it again, and reports the error
-            self._backend.load()
+        self._supervisor: Supervisor | None = None
+        self._preparing = threading.Lock()
+        # The process of the current trial; None before it starts, and once it has ended.
+        self._rank: RankProcess | None = None
+        # True from the start of the training function until its end is known.
+        self._is_running = False
+        self._number = 0
+        # Where all ranks of this host share copies of checkpoints.
+        self._copies = str(HostCopies().folder)
 
     def describe(self) -> WorkerInfo:
+        self._prepare()
         return WorkerInfo(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
@@ -89,169 +92,208 @@ class TrainingActor:
             process_started=process_start(os.getpid()),
             gpu_ids=tuple(map(str, ray.get_gpu_ids())),
             interfaces=interfaces(),
-            output=tuple(self._output.paths),
         )
 
-    def call_backend(self, method: str, *arguments: Any) -> Any:
-        """Call a method of this rank's backend, for `OpenRendezvous`."""
-        self._backend.load()
-        return getattr(self._backend, method)(*arguments)
+    def _prepare(self) -> Supervisor:
+        """Connect to the host's template, again if the last one was killed."""
+        with self._preparing:
+            if self._supervisor is None or self._supervisor.is_lost:
+                job = ray.get_runtime_context().get_job_id()
+                folder = queries.private_directory()
+                self._template = HostTemplate(folder, self._make_backend, self._preload, job)
+                self._supervisor = Supervisor(self._template, self._record_end)
+            return self._supervisor
 
-    def assign(self, assignment: Assignment) -> None:
-        (self._rank_info,) = assignment.rank_infos
-        os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
-        if visible := assignment.environment.get("CUDA_VISIBLE_DEVICES"):
-            self._gpu = visible.split(",").index(str(ray.get_gpu_ids()[0]))
-        self._connect(assignment)
+    def _start(self, token: ChannelToken | None) -> RankProcess:
+        supervisor, channel = self._prepare(), None
+        if token is not None:
+            try:
+                channel = connect(token)
+            except OSError as error:
+                # The coordinator may be in another container, for example.
+                logger.warning("reports go through Ray: cannot connect to the coordinator directly: %s", error)
+        self._is_running = False
+        self._rank = rank = RankProcess(
+            self._receive, {"fetch": self._fetch, "stall_report": self._stall_report}
+        )
+        supervisor.start(rank, channel)
+        return rank
 
-    def _connect(self, assignment: Assignment) -> None:
-        """Replace the previous world's channel to the coordinator with the new world's."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if assignment.channel_token is None:
-            return
-        try:
-            self._channel = RankChannel(assignment.channel_token)
-        except OSError as error:
-            # The coordinator may be in another container, for example.
-            logger.warning("reports go through Ray: could not connect to the coordinator directly: %s", error)
-            return
-        listen = self._channel.listen
-        threading.Thread(target=listen, args=(self._release,), name="channel", daemon=True).start()
+    def serve_store(self, host: str, token: ChannelToken | None) -> int:
+        """Make the rank open the store of its next world; return its port. For `torch_dist`."""
+        rank = self._rank or self._start(token)
+        port: int = rank.ask("serve_store", host, timeout_s=ANSWER_TIMEOUT_S)
+        return port
 
-    def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
-        if run == self._run:  # otherwise it is late, from the previous trial
-            self.acknowledge(index, checkpoint)
-
-    def begin(self, request: TrialRequest) -> None:
-        assert self._rank_info is not None, "assign() comes before begin()"
+    def begin(self, assignment: Assignment, request: TrialRequest) -> None:
         self._outbox = Outbox()
-        self._run = request.run
-        self._output.mark()
-        fetch = functools.partial(open_checkpoint, node_id=self._node_id, copies=self._copies)
-        live = Session(request, self._rank_info, send=self._send, fetch=fetch)
-        live.gpu = self._gpu
-        live.world_error = self._backend.world_error
-        live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
-
-        def prepare() -> None:
-            self._backend.load()
-            if self._baseline is None:
-                from horovod_tune.rank.reset.baseline import Baseline
-
-                self._baseline = Baseline()
-            live.before_first_report = self._baseline.environment.check
-
-        self._training = Training(
-            live,
-            ray.get(request.function),
+        (rank_info,) = assignment.rank_infos
+        self._number = rank_info.rank
+        gpu = None
+        if visible := assignment.environment.get("CUDA_VISIBLE_DEVICES"):
+            gpu = visible.split(",").index(str(ray.get_gpu_ids()[0]))
+        rank = self._rank or self._start(assignment.channel_token)
+        function, parameters = ray.get(request.function), self._share(request.parameters)
+        context = ray.get_runtime_context()
+        begin = RankBegin(
+            request=replace(request, function=function, parameters=parameters),
+            assignment=replace(assignment, channel_token=None),
+            environment={**os.environ, **LIGHTNING_VARIABLE, TEMPLATE_VARIABLE: self._template.token},
+            directory=os.getcwd(),
+            node_id=self._node_id,
             host=self._host,
-            send=self._send,
-            prepare=prepare,
-            describe_failure=self._describe_failure,
-            enter_world=lambda: self._backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
-            leave_world=self._backend.leave,
+            copies=self._copies,
+            gpu=gpu,
+            ray=RayAddress(context.gcs_address, context.namespace, dict(context.runtime_env)),
         )
-        self._training.start()
+        self._is_running = True
+        rank.send("begin", pickled=pickle.dumps(begin))
+        if rank.has_ended.is_set():
+            self._record_end(rank)
 
-    def _send(self, message: Message) -> None:
-        if isinstance(message, Report):
-            channel = self._channel
-            if channel is not None and channel.report(self._run, message):
-                return
-        else:
-            # The function has ended or left its world: the coordinator gets its output before this message.
-            self._copies.release_all()
-            self._send_log()
-        self._outbox.put(message)
-        if isinstance(message, Finished | Failed):
-            # After the message: other ranks fail because of this, and must not be mistaken for the cause.
-            self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
+    def _share(self, reference: Any) -> str | None:
+        """Return the path of a file with the bytes of ``reference``, a Ray ObjectRef; None for None."""
+        if reference is None:
+            return None
 
-    def _send_log(self) -> None:
-        if self._rank_info is not None and (chunk := self._log_chunk(self._rank_info.rank)).text:
-            self._outbox.put(chunk)
+        def write(file: int) -> None:
+            with open(file, "wb", closefd=False) as writer:
+                writer.write(ray.get(reference))
 
-    def _log_chunk(self, rank: int, stack: str = "") -> LogChunk:
-        text = self._output.take()
-        return LogChunk(rank, text, stack, tuple(self._output.offsets))
+        return self._template.share(reference.hex(), write)
 
     def poll(self, wait_s: float) -> list[Message]:
         messages = self._outbox.take(wait_s)
+        # The reply is the heartbeat of a rank that could run.
+        while not messages and (rank := self._rank) is not None and rank.is_suspended():
+            messages = self._outbox.take(SUSPENDED_CHECK_S)
         if not messages:
             self._send_log()
-        awaited = self._backend.awaited_ranks(self._output)
-        if awaited:
-            messages.append(AwaitedRanks(awaited))
+        rank = self._rank
+        if rank is not None and (awaited := rank.output.awaited_ranks()):
+            rank.send("stalled", names=awaited)
         return messages
 
-    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
-        if self._training is not None:
-            self._training.session.acknowledge(index, checkpoint)
+    def _send_log(self, rank: RankProcess | None = None) -> None:
+        rank = rank or self._rank
+        if rank is not None and (text := rank.output.take()):
+            self._outbox.put(LogChunk(self._number, text))
+
+    def acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
+        if self._rank is not None:
+            place = pickle.dumps(checkpoint)
+            self._rank.send("acknowledge", run=run, index=index, pickled_checkpoint=place)
 
     def stop_training(self) -> None:
-        if self._training is not None:
-            self._training.session.stop()
+        if self._rank is not None:
+            self._rank.send("stop")
 
     def close_world(self) -> None:
-        self._backend.close()
+        if self._rank is not None:
+            self._rank.send("close_world")
 
-    def end_process(self) -> None:
-        self._backend.close()
-        end_process()
+    def end_trial(self, timeout_s: float) -> tuple[LogChunk, str]:
+        """Wait until the rank's process has ended, as Python does; kill it after ``timeout_s``.
+
+        Returns what it has printed at the end, and what to warn of, or an empty text.
+        """
+        rank, warning = self._rank, ""
+        if rank is None:
+            return LogChunk(self._number, b""), ""
+        if not rank.has_ended.wait(timeout_s):
+            warning = (
+                f"rank {self._number}'s process ({rank.pid}) still ran {timeout_s:g} s after its training "
+                "function had ended, and was killed"
+            )
+            rank.kill()
+            rank.has_ended.wait(KILL_TIMEOUT_S)
+        self._rank = None
+        return LogChunk(self._number, rank.output.take()), warning
+
+    def end_process(self, timeout_s: float) -> None:
+        """Break the rank's world, and give its process ``timeout_s`` to end, before this actor is killed."""
+        if (rank := self._rank) is not None:
+            rank.send("stop")
+            rank.send("close_world")
+            rank.has_ended.wait(timeout_s)
 
     def break_world(self, number: int) -> None:
-        training = self._training
-        if training is None:
-            return
-        with self._forming:
-            if training.session.world_number == number:
-                training.session.break_world()
-                self._backend.abort()
+        if self._rank is not None:
+            self._rank.send("break_world", number=number)
 
     def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
-        assert self._training is not None, "only a rank in a trial waits for a world"
-        self._connect(assignment)
-        with self._forming:
-            (self._rank_info,) = assignment.rank_infos
-            assignment.environment.pop("CUDA_VISIBLE_DEVICES", None)  # CUDA reads it only once
-            os.environ.update(assignment.environment)
-            self._output.forget_stalls()
-            live = self._training.session
-            live.committed.change_pending = False
-            live.join_world(self._rank_info, number=number, reports=reports, resources=resources)
+        assert self._rank is not None, "only a rank in a trial waits for a world"
+        (rank_info,) = assignment.rank_infos
+        self._number = rank_info.rank
+        self._rank.output.forget_stalls()
+        rejoin = RankRejoin(replace(assignment, channel_token=None), number, reports, resources)
+        self._rank.send("rejoin", pickled=pickle.dumps(rejoin))
 
     def offer_change(self, number: int) -> None:
-        if self._training is not None and self._training.session.world_number == number:
-            self._backend.states.offer_change()
-            self._training.session.committed.change_pending = True
+        if self._rank is not None:
+            self._rank.send("offer_change", number=number)
 
     def dump_commit(self) -> bytes | None:
-        return self._training.session.committed.dump() if self._training is not None else None
+        dumped: bytes | None = self._ask("dump_commit")
+        return dumped
 
     def can_restore(self) -> bool:
-        return self._training is not None and self._training.session.committed.can_restore
+        return bool(self._ask("can_restore"))
+
+    def _ask(self, method: str) -> Any:
+        return self._rank.ask(method, timeout_s=ANSWER_TIMEOUT_S) if self._rank is not None else None
 
     def reply_now(self) -> None:
-        assert self._rank_info is not None
-        stack = self._training.stack() if self._training is not None else ""
-        self._outbox.put(self._log_chunk(self._rank_info.rank, stack))
+        rank, stack = self._rank, ""
+        if rank is not None and not rank.has_ended.is_set():
+            if rank.is_suspended():
+                return  # as if this actor were
+            with contextlib.suppress(TimeoutError, RuntimeError):  # it holds the GIL, or has ended
+                stack = rank.ask("stack", timeout_s=STACK_TIMEOUT_S)
+        text = rank.output.take() if rank is not None else b""
+        self._outbox.put(LogChunk(self._number, text, stack))
 
-    def reset(self, join_s: float) -> list[str]:
-        assert self._rank_info is not None and self._training is not None
-        self._training.thread.join(timeout=join_s)
-        if self._training.thread.is_alive():
-            return [f"the training function of rank {self._rank_info.rank} still runs"]
-        own_package, self._training = self._training.session.own_package, None
-        if problems := self._backend.keep(PROBE_TIMEOUT_S):
-            return problems
-        assert self._baseline is not None
-        problems = self._baseline.restore(own_package) + self._backend.release(PROBE_TIMEOUT_S)
-        return problems + self._baseline.memory_left()
+    # What follows runs in the supervisor's thread.
 
-    def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
-        kind, text, awaited = self._backend.describe_failure(error, self._output)
-        if awaited:
-            self._outbox.put(AwaitedRanks(awaited))
-        return kind, text
+    def _receive(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
+                self._outbox.put(Report(index, metrics, path))
+            case {"kind": "pickled_report", "index": index, "pickled": metrics, "checkpoint_path": path}:
+                self._outbox.put(Report(index, metrics, path))
+            case {"kind": "finished", "has_returned": has_returned}:
+                self._record_ending(Finished(self._number, bool(has_returned)))
+            case {"kind": "failed", "failure_kind": kind, "traceback": text}:
+                self._record_ending(Failed(self._number, self._host, FailureKind(kind), text))
+            case {"kind": "needs_world", "error": error, "stalled": stalled}:
+                self._send_log()
+                self._outbox.put(NeedsWorld(self._number, error, stalled))
+            case {"kind": "awaited", "names": names}:
+                self._outbox.put(AwaitedRanks(names))
+            case {"kind": "imports", "seconds": seconds}:
+                self._outbox.put(ImportsSeen(seconds))
+
+    def _record_ending(self, message: Message) -> None:
+        self._is_running = False
+        self._send_log()
+        self._outbox.put(message)
+
+    def _record_end(self, rank: RankProcess) -> None:
+        """Report a rank whose process has ended without having said how its function ended."""
+        if rank is self._rank and self._is_running:
+            self._is_running = False
+            self._send_log(rank)
+            self._rank = None
+            self._outbox.put(Failed(self._number, self._host, FailureKind.DIED, rank.exit_text()))
+
+    # What follows is called by the rank, each call in a thread of its own.
+
+    def _fetch(self, path: str, node_id: str, target: str | None) -> Any:
+        return ask_node(CheckpointPlace(path, node_id=node_id), target)
+
+    def _stall_report(self) -> str:
+        rank = self._rank
+        if rank is None:
+            return ""
+        rank.output.drain()
+        return rank.output.stall_report()

@@ -24,33 +24,42 @@ Schema = Mapping[str, Mapping[str, type | tuple[type, ...]]]
 
 _NUMBER = (int, float)
 _NO = type(None)
+# A request of one end that the other end answers, or the error with which it failed.
+_CALL = {"id": int, "method": str, "arguments": (list, tuple)}
+_REPLY = {"id": int, "value": object, "error": str}
 
-# A training actor sends only reports here; its other messages go through Ray.
+# What a rank sends the coordinator on its own host.
 REPORTS: Schema = {
     "report": {"run": int, "index": int, "metrics": dict, "checkpoint_path": (str, _NO)},
 }
-# What a rank on a TPU host sends its host actor.
+# What a rank sends its training actor. Metrics that msgpack lacks are pickled; only the coordinator loads them.
 RANK_MESSAGES: Schema = {
     **REPORTS,
-    "alive": {"operations": int},
-    "finished": {},
+    "pickled_report": {"run": int, "index": int, "pickled": bytes, "checkpoint_path": (str, _NO)},
+    "finished": {"has_returned": int},
     "failed": {"failure_kind": int, "traceback": str},
-    "fetch": {"path": str, "node_id": str, "target": (str, _NO)},
-    "reset_done": {"problems": (list, tuple)},
-    "stack": {"stack": str},
+    "needs_world": {"error": str, "stalled": str},
+    "awaited": {"names": dict},
+    "imports": {"seconds": dict},
+    "call": _CALL,
+    "reply": _REPLY,
 }
-# What a training actor receives. `checkpoint` holds a `CheckpointPlace`'s path, node_id and report.
+# What a rank receives from the coordinator. `checkpoint` holds a `CheckpointPlace`'s path, node_id and report.
 ACKS: Schema = {
     "acknowledge": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }
-# What a rank on a TPU host receives from the host actor that started it, whose pickles it may load.
-HOST_MESSAGES: Schema = {
-    "acknowledge": {"index": _NUMBER, "pickled_checkpoint": bytes},
-    "begin": {"pickled_request": bytes, "world": list, "node_id": str, "copies": str},
+# What a rank receives from the training actor that started it, whose pickles it may load.
+ACTOR_MESSAGES: Schema = {
+    "begin": {"pickled": bytes},
+    "acknowledge": {"run": int, "index": _NUMBER, "pickled_checkpoint": bytes},
     "stop": {},
-    "fetched": {"fingerprint": (tuple, _NO), "error": str},
-    "dump_stack": {},
-    "reset": {"join_s": _NUMBER},
+    "close_world": {},
+    "break_world": {"number": int},
+    "rejoin": {"pickled": bytes},
+    "offer_change": {"number": int},
+    "stalled": {"names": dict},
+    "call": _CALL,
+    "reply": _REPLY,
 }
 MAX_FRAME_BYTES = 1 << 30
 # How many bytes are read at a time.
@@ -61,15 +70,15 @@ _LENGTH = struct.Struct(">I")
 def check(message: Any, schema: Schema) -> dict[str, Any]:
     """Return a message; MalformedMessage if its kind is unknown, or a field is missing, extra or mistyped.
 
-    >>> check({"kind": "alive", "operations": 3}, RANK_MESSAGES)
-    {'kind': 'alive', 'operations': 3}
+    >>> check({"kind": "awaited", "names": {1: "loss"}}, RANK_MESSAGES)
+    {'kind': 'awaited', 'names': {1: 'loss'}}
     """
     fields = schema.get(str(message.get("kind"))) if type(message) is dict else None
     if fields is None or set(message) - {"kind"} != set(fields):
         raise MalformedMessage(f"{message!r:.200} is not a message of a known kind, or has the wrong fields")
     for name, kinds in fields.items():
         # True is an int to Python, but not a number here.
-        if not isinstance(message[name], kinds) or isinstance(message[name], bool):
+        if not isinstance(message[name], kinds) or (isinstance(message[name], bool) and kinds is not object):
             raise MalformedMessage(
                 f"{message!r:.200} has a field of the wrong type: {name} is {message[name]!r:.80}"
             )
@@ -152,6 +161,12 @@ class Channel:
             data = b""
         self._buffer += data
         return self._whole_messages(), bool(data)
+
+    def has_data(self) -> bool:
+        """Return True if a call of `receive` would not wait."""
+        waits = select.poll()
+        waits.register(self._socket, select.POLLIN)
+        return bool(waits.poll(0))
 
     def _whole_messages(self) -> list[dict[str, Any]]:
         messages = []

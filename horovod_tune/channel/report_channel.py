@@ -130,8 +130,8 @@ class CoordinatorChannel:
 class RankChannel:
     """The rank's end of its channel. Any thread may send; `listen` needs a thread of its own."""
 
-    def __init__(self, token: ChannelToken) -> None:
-        self._channel = Channel(connect(token), ACKS, MAX_REPORT_BYTES)
+    def __init__(self, end: socket.socket) -> None:  # see `connect`
+        self._channel = Channel(end, ACKS, MAX_REPORT_BYTES)
 
     def report(self, run: int, report: Report) -> bool:
         """Send a report; False if it must go through Ray."""

@@ -10,26 +10,33 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.messages import Assignment, CheckpointPlace, Message, TrialRequest, WorkerInfo
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    LogChunk,
+    Message,
+    TrialRequest,
+    WorkerInfo,
+)
 
 
 class WorkerActor(Protocol):
     """The methods of a worker's actor; none blocks longer than documented."""
 
     def describe(self) -> WorkerInfo:
-        """Return the actor's node and process, once it has imported what a training function needs."""
+        """Return the actor's node and process, once ranks can start with what they need imported."""
 
-    def assign(self, assignment: Assignment) -> None:
-        """Set the ranks and their environment; called again if another worker died during the start."""
-
-    def begin(self, request: TrialRequest) -> None:
-        """Start the training function on every rank of the worker, without waiting for it."""
+    def begin(self, assignment: Assignment, request: TrialRequest) -> None:
+        """Start a process for each rank of the worker, and the training function in it; wait for neither."""
 
     def poll(self, wait_s: float) -> list[Message]:
-        """Return new messages within ``wait_s`` seconds; the reply is the worker's heartbeat."""
+        """Return new messages within ``wait_s`` seconds; the reply is the worker's heartbeat.
 
-    def acknowledge(self, index: float, checkpoint: CheckpointPlace | None) -> None:
-        """Make `report` return on every rank of the worker, for reports up to ``index``."""
+        While a signal has stopped the rank's process, the worker sends none.
+        """
+
+    def acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
+        """Make `report` return on every rank of the worker, for reports up to ``index`` of trial ``run``."""
 
     def stop_training(self) -> None:
         """Make the current or next report unwind the training function."""
@@ -37,20 +44,20 @@ class WorkerActor(Protocol):
     def close_world(self) -> None:
         """Close the world's connections, so that ranks which wait in a collective get an error."""
 
-    def end_process(self) -> None:
-        """Close the world and run the process's exit handlers; the process is killed after this."""
+    def end_trial(self, timeout_s: float) -> tuple[LogChunk, str]:
+        """Wait until the processes of the worker's ranks have ended; kill those that remain.
+
+        Returns what they printed at the end, and a warning about those that were killed, or an empty text.
+        """
+
+    def end_process(self, timeout_s: float) -> None:
+        """Close the world, and give the ranks ``timeout_s`` to end; the actor is killed after this."""
 
     def dump_commit(self) -> bytes | None:
         """Return the last commit of the worker's rank; None if it has committed nothing."""
 
     def reply_now(self) -> None:
         """Make `poll` reply immediately, with a `LogChunk` even for ranks that have printed nothing."""
-
-    def reset(self, join_s: float) -> list[str]:
-        """Wait ``join_s`` for the training function to end, then restore the process for the next trial.
-
-        Returns the reasons why it cannot run another trial.
-        """
 
     # The coordinator calls the following only in elastic trials, whose workers have one rank each.
 

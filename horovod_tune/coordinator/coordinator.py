@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.errors import MetricsError, TrainingFailed
+from horovod_tune.errors import MetricsError
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
-from horovod_tune.ray_compat import queries
 from horovod_tune.session.session import COMMIT_FILE
 
 if TYPE_CHECKING:
@@ -27,53 +26,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How many reasons for new workers are shown.
-MAX_REASONS = 10
-# Added to the error of a trial that ran in used processes.
-_USED = "(in processes that earlier trials had used; reuse_workers=False gives every trial new ones)"
-
-
 @dataclass
 class _Trial:
     """The current trial.
 
-    ``is_running`` is True from its first `next_result` until its workers are reset or ended; ``stored`` is
-    where the checkpoint of its last report is.
+    ``is_running`` is True from its first `next_result` until its ranks are ended; ``stored`` is where the
+    checkpoint of its last report is.
     """
 
     request: TrialRequest
     storage: TrialStorage
     is_running: bool = False
     start_s: float = 0.0
-    has_reported: bool = False
     stored: CheckpointPlace | None = None
     has_warned_of_logs: bool = False
 
 
 class Coordinator:
-    """Runs one trial after another; with ``reuse_workers``, on the same workers if they are still usable."""
+    """Runs one trial after another on the same workers, which start new processes for each."""
 
     _trial: _Trial
 
-    def __init__(self, group: WorkerGroup, *, reuse_workers: bool) -> None:
+    def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._reuse_workers = reuse_workers
-        self._workers_are_used = False
-        # Why the previous trial's workers were not kept; empty if they were.
-        self.replaced_because: list[str] = []
-        self._has_named_reasons = False
 
     def set_trial(self, request: TrialRequest, storage: TrialStorage) -> None:
         """Set the next trial; its training function starts with the first `next_result`."""
-        if self.replaced_because and self._reuse_workers and not self._has_named_reasons:
-            self._has_named_reasons = True  # the trials of a search mostly have the same
-            more = len(self.replaced_because) - MAX_REASONS
-            logger.warning(
-                "horovod_tune: %s starts new workers, which takes seconds: those of the last trial cannot be "
-                "used again: %s",
-                request.trial_name,
-                "; ".join(self.replaced_because[:MAX_REASONS] + [f"and {more} more"] * (more > 0)),
-            )
         self._trial = _Trial(request, storage)
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
@@ -97,13 +75,6 @@ class Coordinator:
             event = self._group.next_event(trial.stored, self._keep_logs)
         except Exception as cause:
             trial.is_running = False  # so that `close` ends the processes without unwinding the trial
-            if self._workers_are_used and isinstance(cause, TrainingFailed):
-                # An earlier trial may have left something in these processes. A trial that has reported must
-                # not be tried again, since Tune has its results.
-                if not trial.has_reported and not queries.is_preempted(cause.lost_nodes):
-                    return self._retry(cause)
-                first, _, rest = str(cause).partition("\n")
-                cause.args = (f"{first}\n{_USED}\n{rest}",)
             self._keep_logs(at_end=True)
             try:
                 self.close()
@@ -114,26 +85,12 @@ class Coordinator:
             case Report(metrics=metrics, checkpoint_path=path):
                 return self._store(metrics, path)
             case Finished():
-                if self._reuse_workers:
-                    self._group.begin_reset()
+                self._group.begin_end()
                 self._keep_logs(at_end=True)
                 return None
 
-    def _retry(self, cause: TrainingFailed) -> Any:
-        """Start the trial again in new processes; a second failure is raised."""
-        logger.warning(
-            "horovod_tune: %s failed before its first report. Its processes had run an earlier trial, so it "
-            "is tried again in new ones; reuse_workers=False gives every trial new ones. It failed with: %s",
-            self._trial.request.trial_name,
-            str(cause).strip().rpartition("\n")[2],
-        )
-        self._keep_logs(at_end=True)
-        self._replace_workers(["the trial failed in them"])
-        return self.next_result()
-
     def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
         trial, world = self._trial, self._group.world
-        trial.has_reported = True
         ranks = world.hosts
         more: dict[str, Any] = {
             "world_size": len(ranks),
@@ -199,32 +156,25 @@ class Coordinator:
                 logger.warning("the ranks' logs cannot be stored; this does not affect the trial: %r", error)
 
     def end_trial(self) -> None:
-        """End the current trial; keep the workers for the next one if they can be reset."""
+        """End the current trial; keep the workers for the next one if all of them are well."""
         if self._trial.is_running:
             self._trial.is_running = False
-            if self._reuse_workers:
-                problems = self._group.end_trial()
-            else:
-                problems = ["reuse_workers=False", *self._group.unwind()]
+            can_continue = self._group.end_trial()
             self._keep_logs(at_end=True)
-            self.replaced_because, self._workers_are_used = problems, True
-            if problems:
-                self._replace_workers(problems)
+            if not can_continue:
+                self._group.close()
+                self._group.world.create()
         self._trial.storage.close()
 
-    def _replace_workers(self, problems: list[str]) -> None:
-        self.replaced_because, self._workers_are_used = problems, False
-        self._group.close()
-        self._group.world.create()
-
     def close(self) -> None:
-        """End the trial if it still runs, then end the workers' processes; may be called twice."""
+        """End the trial if it still runs, then end the workers; may be called twice."""
         try:
             if self._trial.is_running:
-                # So that the training function's `finally` blocks run, and its last output reaches the log.
-                self._group.unwind()
+                # So that the function's `finally` blocks and the `atexit` handlers run, and the last output
+                # reaches the log.
+                self._group.end_trial()
                 self._keep_logs(at_end=True)
         finally:
-            self._trial.is_running = self._workers_are_used = False
+            self._trial.is_running = False
             self._group.close()
             self._trial.storage.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,14 +10,6 @@ from horovod_tune.messages import Failed, FailureKind
 
 # An error names at most this many lost ranks besides the cause, which hundreds of names would hide.
 _MAX_NAMED = 3
-# The most lines of a dead process' output in an error, and the most characters of each.
-_LAST_LINES = 20
-_LINE_LENGTH = 500
-# Lines of Ray's and Python's native stacks, and the list of all extension modules.
-_NATIVE_STACK = re.compile(
-    r"(\[.*logging\.cc:\d+: )?(\*\*\* SIG|PC: @| +@ |Stack trace: )| *\S+\.so\S*\(.*\) \[0x|Extension mod"
-)
-
 VERBS = {
     FailureKind.RAISED: "failed",
     FailureKind.DIED: "died",
@@ -28,22 +19,6 @@ VERBS = {
     FailureKind.HUNG: "hung",
     FailureKind.DISCONNECTED: "lost contact with the others",
 }
-
-
-def last_lines(output: bytes) -> str:
-    r"""Return the last lines that a process printed before it died, to precede Ray's text in an error.
-
-    Native stacks of a crash are left out; that of Python's functions follows them.
-
-    >>> output = b"*** SIGABRT received at time=1\n    @ 0x7f  (unknown)\nFatal Python error: Aborted\n"
-    >>> print(last_lines(output) + "The actor died.")
-    its last output was
-      Fatal Python error: Aborted
-    The actor died.
-    """
-    lines = [line[:_LINE_LENGTH] for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
-    lines = [f"  {line}\n" for line in lines if not _NATIVE_STACK.match(line)]
-    return "its last output was\n" + "".join(lines[-_LAST_LINES:]) if lines else ""
 
 
 def needs_cause(failures: Sequence[Failed]) -> bool:

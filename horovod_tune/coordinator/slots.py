@@ -145,8 +145,17 @@ class Slots:
             if slot < self.limits.max_workers:
                 self._start(slot, elsewhere=True)
 
-    def record_lost(self, worker: Worker) -> None:
-        """Release the slot of a lost member if a scheduler took it, or else start another actor for it."""
+    def record_lost(self, worker: Worker, *, actor_lives: bool = False) -> None:
+        """Release the slot of a lost member if a scheduler took it, or else fill it again.
+
+        With ``actor_lives``, the worker itself is ready to join the next world; otherwise another actor starts.
+        """
+        if actor_lives and not self.must_leave(worker) and worker.slot not in self.starting:
+            worker.ranks = ()
+            self._joining[worker.slot] = worker
+            return
+        if actor_lives:
+            end_workers([worker])
         if self.is_excess(worker):
             self._launcher.release_slot(worker.slot)
         elif worker.slot not in self.starting:

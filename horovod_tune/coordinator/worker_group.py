@@ -9,9 +9,11 @@ acknowledges it on every rank.
 
 from __future__ import annotations
 
+import logging
 import math
+import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits
-from horovod_tune.coordinator.workers import EventQueue, Worker, last_output
+from horovod_tune.coordinator.workers import EventQueue, Worker, replies_to
 from horovod_tune.coordinator.world import World
 from horovod_tune.errors import TrainingFailed, death_text
 from horovod_tune.messages import (
@@ -30,18 +32,22 @@ from horovod_tune.messages import (
     Failed,
     FailureKind,
     Finished,
+    ImportsSeen,
     LogChunk,
     NeedsWorld,
     Report,
     TrialRequest,
 )
 
+logger = logging.getLogger(__name__)
+
 # How long to wait for the cause if it is only known that ranks have lost contact with each other.
 ROOT_CAUSE_WAIT_S = 2.0
-# How long a stopped training function, with its `atexit` handlers, may take to end before its process is
-# replaced.
+# How long a stopped training function may take to end before its process is killed.
 UNWIND_TIMEOUT_S = 5.0
-# How long processes may take to close their world before they are killed.
+# How long a process may take to exit once its function has ended: its `atexit` handlers, and its threads.
+EXIT_TIMEOUT_S = 30.0
+# How long processes may take to end before they are killed if the trial has failed.
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -51,8 +57,9 @@ class WorkerGroup:
     def __init__(self, launcher: Launcher, limits: Limits) -> None:
         self._events = EventQueue()
         self.world = World(launcher, limits, self._events)
-        # The calls of `begin_reset`.
-        self._resetting: list[Any] = []
+        # The calls of `begin_end`, by worker.
+        self._ending: dict[Worker, Any] = {}
+        self._has_named_imports = False
         self._run = 0
         self._forget_trial()
 
@@ -68,9 +75,8 @@ class WorkerGroup:
         """Start a trial on all ranks, once the workers have started; raises StartFailed as `World.form`."""
         if not self.world.members:
             self.world.create()
-        if not self.world.hosts:
-            self.world.form()
         self._forget_trial()
+        self.world.form()
         self._run += 1
         self.world.begin(replace(request, run=self._run, is_elastic=self.world.limits.is_elastic))
 
@@ -107,7 +113,7 @@ class WorkerGroup:
         for worker in self.world.members:
             channel = worker.channel
             if channel is None or not channel.acknowledge(self._run, index, newest):
-                worker.actor.acknowledge.remote(index, newest)
+                worker.actor.acknowledge.remote(self._run, index, newest)
 
     def _listen(self, wait_s: float) -> None:
         """Handle the messages that arrive within ``wait_s``, and poll the workers again."""
@@ -123,21 +129,16 @@ class WorkerGroup:
             try:
                 messages = reply.result()
             except (RayActorError, OutOfMemoryError) as error:
-                self.world.lose(worker, FailureKind.DIED, self._death_of(worker, error))
+                self.world.lose(worker, FailureKind.DIED, death_text(error))
                 continue
             self._take(worker, messages)
         self.world.poll_all()
 
-    def _death_of(self, worker: Worker, error: RayError) -> str:
-        """Return how a worker's process ended, and its last lines: a crash prints its stack."""
-        # An elastic trial should continue at once.
-        text = last_output(worker, of_other_hosts=not self.world.limits.is_elastic)
-        self._logs += [LogChunk(rank, text) for rank in worker.ranks]
-        return failures.last_lines(text) + death_text(error)
-
     def _take(self, worker: Worker, messages: Sequence[Any]) -> None:
         for message in messages:
             match message:
+                case Report(metrics=bytes() as pickled):
+                    self.world.record_report(replace(message, metrics=pickle.loads(pickled)))
                 case Report():
                     self.world.record_report(message)
                 case Finished(rank=rank):
@@ -145,13 +146,17 @@ class WorkerGroup:
                     self.world.returned.add(rank)
                     if rank == 0:  # the other ranks must not wait for it in further reports
                         for each in self.world.members:
-                            each.actor.acknowledge.remote(math.inf, self.world.checkpoint)
+                            each.actor.acknowledge.remote(self._run, math.inf, self.world.checkpoint)
+                case Failed(kind=FailureKind.DIED, traceback=text) if self.world.limits.is_elastic:
+                    self.world.lose(worker, FailureKind.DIED, text, actor_lives=True)
+                    return
                 case Failed(rank=rank):
                     worker.running.discard(rank)
                     self.world.failures.append(message)
                 case LogChunk():
                     self._logs.append(message)
-                    worker.offsets = message.offsets
+                case ImportsSeen(seconds=seconds):
+                    self._name_imports(seconds)
                 case AwaitedRanks(names=names):
                     self._awaited, hosts = names, self.world.hosts
                     # The stall inspector does not say whether a missing rank has returned. Its message may be
@@ -166,6 +171,12 @@ class WorkerGroup:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
             self._returned_before = set(self.world.returned)
+
+    def _name_imports(self, seconds: Mapping[str, float]) -> None:
+        if seconds and not self._has_named_imports:
+            self._has_named_imports = True
+            each = ", ".join(f"{name} ({took:g} s)" for name, took in seconds.items())
+            logger.warning("each trial imports %s: preload=%s", each, list(seconds))
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""
@@ -193,6 +204,9 @@ class WorkerGroup:
             is_known = not failures.needs_cause(found) or waited_s >= ROOT_CAUSE_WAIT_S
             if (is_known and not missing) or waited_s >= prompt_s:
                 break
+        early = self.world.returned & self.world.hosts.keys() if failures.needs_cause(found) else set()
+        # The world ends with the process of a rank that has returned.
+        found += [failures.returned_early(rank, self.world.hosts[rank], "a collective") for rank in early]
         if failures.needs_cause(found):
             for worker in missing:
                 self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")
@@ -208,66 +222,71 @@ class WorkerGroup:
         error.lost_nodes = tuple(self.world.lost_nodes)
         return error
 
-    def end_trial(self) -> list[str]:
-        """End the trial on every rank; reset the workers, or return why they cannot run another one."""
+    def end_trial(self) -> bool:
+        """End the trial on every rank, and its processes; return True if the workers can run another one."""
         if self.world.failures:
-            return ["a rank failed"]
-        problems = self.unwind() or self._reset()
-        if not problems and (self.world.changes or self.world.slots.starting):
-            return ["the trial's world changed, or workers were still joining it"]
-        return problems
+            return False
+        self.unwind()
+        has_changed = bool(self.world.changes or self.world.slots.starting)
+        return self._end_ranks() and not has_changed
 
-    def unwind(self) -> list[str]:
-        """Stop the training function on every rank that still runs it; return why that failed."""
+    def unwind(self) -> None:
+        """Stop the training function on every rank that still runs it."""
         self.world.end_trial()
         if not self.world.running:
-            return []
+            return
         for worker in self.world.members:
             worker.actor.stop_training.remote()
         start = time.monotonic()
-        closing: list[Any] = []
+        is_closing = False
         while self.world.running and time.monotonic() - start < UNWIND_TIMEOUT_S:
             self._listen(0.2)
-            if self.world.running and not closing and time.monotonic() - start > 0.3:
+            if self.world.running and not is_closing and time.monotonic() - start > 0.3:
                 # If the function reports on rank 0 only, rank 0 has left at its report, and the others wait
                 # for it in a collective. Breaking the world ends their wait.
-                closing = [worker.actor.close_world.remote() for worker in self.world.members]
-        running = sorted(self.world.running)
-        if running:
-            return [f"rank(s) {running} did not leave the training function in {UNWIND_TIMEOUT_S:g} s"]
+                is_closing = True
+                for worker in self.world.members:
+                    worker.actor.close_world.remote()
         self.world.failures = []  # breaking the world makes functions fail
-        try:
-            # A rank that has not closed the world yet would treat it as usable.
-            ray.get(closing, timeout=UNWIND_TIMEOUT_S)
-        except RayError as error:
-            return [f"the world could not be closed: {error}"]
-        return []
 
-    def begin_reset(self) -> None:
-        """Begin to reset the workers, while Tune handles the finished trial."""
-        self._resetting = [worker.actor.reset.remote(1.0) for worker in self.world.members]
+    def begin_end(self) -> None:
+        """Let the ranks' processes end, while Tune handles the finished trial."""
+        for worker in self.world.members:
+            timeout_s = 0.0 if worker.running else EXIT_TIMEOUT_S
+            self._ending[worker] = worker.actor.end_trial.remote(timeout_s)
 
-    def _reset(self) -> list[str]:
-        if not self._resetting:
-            self.begin_reset()
-        resets, self._resetting = self._resetting, []
-        try:
-            found: list[list[str]] = ray.get(resets, timeout=UNWIND_TIMEOUT_S + 5)
-        except RayError as error:
-            return [f"a rank could not be reset: {error}"]
-        return [problem for problems in found for problem in problems]
+    def _end_ranks(self) -> bool:
+        """Wait until the ranks' processes have ended; return False if a worker does not say that they have."""
+        if not self._ending:
+            self.begin_end()
+        ending, self._ending = self._ending, {}
+        for worker in ending:
+            if worker.running:
+                ranks = ", ".join(map(str, sorted(worker.running)))
+                logger.warning(
+                    "rank(s) %s did not leave the training function within %g s, and were killed",
+                    *(ranks, UNWIND_TIMEOUT_S),
+                )
+            worker.running.clear()
+        replies = replies_to(list(ending.values()), EXIT_TIMEOUT_S + UNWIND_TIMEOUT_S)
+        for reply in replies:
+            if not isinstance(reply, RayError):
+                chunk, warning = reply
+                self._logs.append(chunk)
+                if warning:
+                    logger.warning(warning)
+        return not any(isinstance(reply, RayError) for reply in replies)
 
     def close(self) -> None:
         """End every worker's process and wait for it; may be called twice."""
         unresponsive = {each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE}
-        # So that the processes run their `atexit` handlers, and log no lost connections while others are
-        # killed.
+        # So that functions leave their `finally` blocks and processes run their `atexit` handlers.
         ends = [
-            worker.actor.end_process.remote()
+            worker.actor.end_process.remote(CLOSE_TIMEOUT_S)
             for worker in self.world.members
             if worker.ranks and unresponsive.isdisjoint(worker.ranks)
         ]
         if ends:
-            ray.wait(ends, num_returns=len(ends), timeout=CLOSE_TIMEOUT_S)
-        self._resetting = []
+            ray.wait(ends, num_returns=len(ends), timeout=2 * CLOSE_TIMEOUT_S)
+        self._ending = {}
         self.world.close()

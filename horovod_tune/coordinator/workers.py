@@ -21,7 +21,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.files import log_files
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import Report, WorkerInfo
 from horovod_tune.spec.trial_spec import START_S_PER_WORKER, start_timeout_s
@@ -45,7 +44,6 @@ class Worker:
         channel: its socket to this process; None, or closed, if it has none in this world.
         running: its ranks whose training function runs.
         is_polled: True while a reply to `poll` is pending.
-        offsets: the sizes of ``info.output`` up to which its output was received.
     """
 
     actor: Any
@@ -55,7 +53,6 @@ class Worker:
     channel: CoordinatorChannel | None = None
     running: set[int] = field(default_factory=set)
     is_polled: bool = False
-    offsets: tuple[int, ...] = (0, 0)
     is_reply_requested: bool = False
     # By the monotonic clock: when an immediate reply was last requested, and when the reply is due.
     _requested_s: float = float("-inf")
@@ -249,24 +246,6 @@ def end_workers(
 def _task_on(node_id: str, function: Callable[..., Any]) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=strategy)
-
-
-def last_output(worker: Worker, *, of_other_hosts: bool) -> bytes:
-    """Return what a process that has died printed after its last message.
-
-    Another host takes up to REMOTE_EXIT_TIMEOUT_S to send it, if ``of_other_hosts``.
-    """
-    info = worker.info
-    if info is None or not info.output:
-        return b""
-    with contextlib.suppress(OSError, RayError):  # the file, or the host, is gone
-        if info.node_id == ray.get_runtime_context().get_node_id():
-            return log_files.read_after(worker.offsets, info.output)[0]
-        if of_other_hosts:
-            call = _task_on(info.node_id, log_files.read_after).remote(worker.offsets, info.output)
-            text, _ = ray.get(call, timeout=REMOTE_EXIT_TIMEOUT_S)
-            return bytes(text)
-    return b""
 
 
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:

@@ -57,12 +57,14 @@ class _Change:
 
 
 class World:
-    """The members of a trial's world, which later trials reuse, and the workers that will join it."""
+    """The members of a trial's world, which run later trials too, and the workers that will join it."""
 
     def __init__(self, launcher: Launcher, limits: Limits, events: EventQueue) -> None:
         self.members: list[Worker] = []
         self.limits = limits
         self.size = 0
+        # The members with their ranks in the trial's first world.
+        self._assigned: list[tuple[Worker, Assignment]] = []
         self._launcher = launcher
         self._events = events
         self.slots = Slots(launcher, limits)
@@ -112,7 +114,7 @@ class World:
         self._created = len(self.members)
 
     def form(self) -> None:
-        """Wait until the workers have started, and assign their ranks.
+        """Wait until the workers have started, and assign the ranks of the trial's first world.
 
         Raises:
             StartFailed: workers did not start in time, or were placed on other hosts than requested.
@@ -126,9 +128,7 @@ class World:
                 infos = call_all(members, descriptions, "to start", timeout_s=timeout_s, times=times)
                 for worker, info in zip(members, infos, strict=True):
                     worker.info = info
-                calls = [worker.actor.assign.remote(each) for worker, each in self._assign_ranks(members)]
-                call_all(members, calls, "to take their ranks", timeout_s=timeout_s)
-                self._connect(members)
+                self._assigned = self._assign_ranks(members)
                 return
             except StartFailed:
                 if not self.limits.is_elastic:
@@ -157,13 +157,15 @@ class World:
         self._events.close_channels([each for each in workers if each not in self.members])  # lost meanwhile
 
     def begin(self, request: TrialRequest) -> None:
-        """Start a trial's training function on every member."""
+        """Start a trial's training function on every member, whose ranks `form` has assigned."""
         self._request, self.checkpoint = request, request.checkpoint
         members = list(self.members)
-        calls = [worker.actor.begin.remote(request) for worker in members]
+        self._events.close_channels(members)  # those of the trial before
+        calls = [worker.actor.begin.remote(each, request) for worker, each in self._assigned]
         for worker in members:
             worker.running = set(worker.ranks)
         self._await(members, calls)
+        self._connect(members)
         self.poll_all()
         self.slots.start_missing(self.members)
 
@@ -184,8 +186,11 @@ class World:
                 self.lose(worker, FailureKind.DIED, death_text(reply))
         return not any(isinstance(reply, RayError) for reply in replies)
 
-    def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
-        """Handle the loss of a worker: the trial fails, or continues without it."""
+    def lose(self, worker: Worker, kind: FailureKind, text: str, *, actor_lives: bool = False) -> None:
+        """Handle the loss of a worker: the trial fails, or continues without it.
+
+        With ``actor_lives`` only its rank's process has ended, and it can start another one.
+        """
         if worker not in self.members:
             self.slots.restart_later(worker)
             return
@@ -194,12 +199,18 @@ class World:
         worker.running.clear()
         worker.is_polled = False
         self.lost_nodes.append(info.node_id)
-        lost = [Failed(rank, info.host, kind, f"process {info.pid}: {text}") for rank in worker.ranks]
+        if not actor_lives:
+            text = f"its training actor (process {info.pid}): {text}"
+        lost = [Failed(rank, info.host, kind, text) for rank in worker.ranks]
         now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=bool(self.returned))
         if self._request is None or isinstance(decide(now, self.limits), Fail):
             self._fail([*(self._change.lost if self._change is not None else []), *lost])
             return
-        self._end_members([worker], wait=False)  # its host may not respond
+        if actor_lives:
+            self.members.remove(worker)
+            self._events.close_channels([worker])
+        else:
+            self._end_members([worker], wait=False)  # its host may not respond
         change = self._change or self._begin_change()
         change.left.discard(worker)
         if not change.lost:
@@ -208,7 +219,7 @@ class World:
         change.lost += lost
         change.waits_since = time.monotonic()
         self._break_world()
-        self.slots.record_lost(worker)
+        self.slots.record_lost(worker, actor_lives=actor_lives)
 
     def _begin_change(self) -> _Change:
         now = time.monotonic()
@@ -344,7 +355,6 @@ class World:
                 else:
                     self._fail(change.lost, change.error)
             return
-        self._events.close_channels(self.members)  # the next world has new ones
         self._worlds_without_report += change.world_broke
         self.number += 1
         self._change = None
@@ -356,15 +366,13 @@ class World:
             self._request, world_number=self.number, reports=self.reports, checkpoint=self.checkpoint
         )
         calls = [
-            worker.actor.assign.remote(each)
+            worker.actor.begin.remote(each, request)
             if worker in joining
             else worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
             for worker, each in assigned
         ]
         self._await(workers, calls)
         self._connect(workers)
-        new = [worker for worker in joining if worker in self.members]
-        self._await(new, [worker.actor.begin.remote(request) for worker in new])
         if self._change is not None:
             self._break_world()  # again: workers that had not begun ignored the first `break_world`
         self.poll_all()

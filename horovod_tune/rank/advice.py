@@ -7,8 +7,7 @@ import pickle
 import traceback
 
 from horovod_tune.errors import exception_chain
-from horovod_tune.rank.reset.imports import is_installed
-from horovod_tune.rank.reset.watch import top_level
+from horovod_tune.rank.imports import is_installed, top_level
 
 
 def advice_on(error: BaseException) -> str:
@@ -18,12 +17,6 @@ def advice_on(error: BaseException) -> str:
     for each in exception_chain(error):
         if isinstance(each, FileNotFoundError):
             return _advice_on_missing_file(each)
-        if isinstance(each, ValueError) and "signal only works in main thread" in str(each):
-            return (
-                "\nThe training function runs in a thread of its rank, so it cannot set signal handlers. "
-                "If a trial is stopped, an exception ends the function: put the clean-up into "
-                "try: ... finally:, or pass it to atexit.register.\n"
-            )
         text = str(each) if isinstance(each, pickle.PicklingError | AttributeError | RuntimeError) else ""
         if "__main__" in text and ("pickle" in text or "get attribute" in text):
             return (
@@ -42,7 +35,7 @@ def _advice_on_exit(error: SystemExit) -> str:
         library = top_level(frames[-1].f_globals.get("__name__", "a library"))
         if error.code == 2:  # by convention, wrong arguments
             return (
-                f"\n{library} has found wrong arguments. If it has parsed sys.argv: in a rank, it is Ray's, "
+                f"\n{library} has found wrong arguments. If it has parsed sys.argv: in a rank, it is empty, "
                 "not your command line. Parse in the driver, and pass the values in config: "
                 "config={**vars(parser.parse_args()), ...}.\n"
             )

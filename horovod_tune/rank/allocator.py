@@ -31,13 +31,6 @@ def keep_freed_memory() -> bool:
     return all([mallopt(parameter, value) for parameter, value in SETTINGS.values()])
 
 
-def release_freed_memory() -> None:
-    """Return free memory to the kernel between two trials."""
-    trim = _of_libc("malloc_trim")
-    if trim is not None:
-        trim(0)
-
-
 def is_set_by_user(environment: Mapping[str, str]) -> bool:
     """Return True if ``environment`` configures glibc's allocator."""
     variables = (*SETTINGS, "MALLOC_MMAP_MAX_")

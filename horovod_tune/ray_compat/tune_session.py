@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-import ray
-
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 from horovod_tune.ray_compat.patches.actors import LIGHTNING_VARIABLE
 from horovod_tune.session.reported_values import merge_metrics
@@ -31,13 +29,6 @@ _REPORT = Patch(
     f"{_REPORT_MODULE}:_in_tune_session uses get_session world_rank",
 )
 _MLFLOW_MODULE = "ray.air.integrations.mlflow"
-_LAUNCH_HOOKS = Patch(
-    "a task or actor that requests CPUs in the trial's placement group waits forever",
-    "ray.remote_function:_task_launch_hook",
-    "ray.actor:_actor_launch_hook",
-    "ray.remote_function:RemoteFunction._remote uses _task_launch_hook _function_descriptor",
-)
-
 
 class _TrialInfo:
     """The session interface that ``ray.tune.get_context()`` and ``ray.tune.report`` use.
@@ -154,32 +145,9 @@ def _set_up_mlflow_once(module: ModuleType) -> None:
         return original(*args, rank_zero_only=rank_zero_only, **keywords)
 
 
-def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:
-    """Raise RuntimeError for a task or actor that would wait for resources that this trial's ranks hold.
-
-    Ray calls this before each submission. By default, tasks run in the trial's placement group.
-    """
-    group = getattr(strategy, "placement_group", None)
-    needed = {name: amount for name, amount in resources.items() if amount}
-    own = ray.util.get_current_placement_group() if group is not None and needed else None
-    if own is None or group is None or group.id != own.id:
-        return
-    kind = "actor" if descriptor.class_name else "task"
-    name = (descriptor.class_name or descriptor.function_name).rpartition(".")[2]
-    raise RuntimeError(
-        f"the {kind} {name} needs {needed}, but this trial's ranks hold all of its resources, so it "
-        "would wait forever. Run it outside the trial's placement group: "
-        f'{name}.options(scheduling_strategy="DEFAULT").remote(...), and keep CPUs free for it with '
-        "tune.TuneConfig(max_concurrent_trials=...); or set num_cpus=0."
-    )
-
-
 def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
-    if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
-        ray.remote_function._task_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
-        ray.actor._actor_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
     # Before a trial begins: its config may import the user's modules, which import these.
     # The hook for ray.tune only reads `fits`, which logs a warning if Tune's modules have changed.
     hooks: dict[str, Callable[[ModuleType], object]] = {
@@ -191,15 +159,3 @@ def prepare_rank_process() -> None:
     for name in [name for name in hooks if sys.modules.get(name) is not None]:  # None: its import is blocked
         hooks.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _AfterImport(hooks))
-
-
-@Patch("workers are not reused", "ray.cloudpickle.cloudpickle:_DYNAMIC_CLASS_TRACKER_BY_ID").otherwise(
-    ["Ray's cloudpickle keeps the classes of the script"]
-)
-def forget_classes() -> list[str]:
-    """Let the next trial's function bring new classes of the script, without what this trial set on them.
-
-    cloudpickle returns an earlier trial's class as long as it lives. Returns why it still would.
-    """
-    ray.cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
-    return []

@@ -80,10 +80,6 @@ class Session:
         self._world_is_broken = False
         # True if a collective failed without raising: the function may have used its invalid result.
         self.failed_unnoticed = False
-        # The top-level package of the training function; empty until the function is loaded.
-        self.own_package = ""
-        # What the training function has registered with `atexit`, see `rank.exit_handlers`.
-        self.exit_handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         # The objects of `with_parameters`, once the function has asked for them.
         self.parameters: dict[str, Any] | None = None
         # The rank's `committed_state.CommittedState`; None in a TPU trial.
@@ -94,7 +90,7 @@ class Session:
         self.world_error: Callable[[str], BaseException] = WorldBroken
         # Returns the arguments of `wait_for_world`; None if no other rank is the cause of the error.
         self.reason_of_leaving: Callable[[BaseException], tuple[str, str] | None] = lambda error: None
-        # Called before rank 0's first report; it may raise.
+        # Called before rank 0's first report.
         self.before_first_report: Callable[[], None] = lambda: None
         self._condition = threading.Condition()
 

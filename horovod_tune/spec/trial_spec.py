@@ -59,7 +59,7 @@ class TrialSpec:
     tpu_type: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
-    reuse_workers: bool = True
+    preload: tuple[str, ...] = ()
     nics: tuple[str, ...] = ()
     min_workers: int | None = None
     max_workers: int | None = None
@@ -71,7 +71,7 @@ class TrialSpec:
         for name in ("num_hosts", "num_slots", "num_workers", "min_workers", "max_workers"):
             if getattr(self, name) is not None:
                 self._set(name, count(name, getattr(self, name)))
-        for name in ("use_gpu", "use_tpu", "reuse_workers"):
+        for name in ("use_gpu", "use_tpu"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.backend not in BACKENDS:
@@ -89,7 +89,8 @@ class TrialSpec:
                 raise SpecError(
                     f"{name} must be at most {MAX_TIMEOUT_S} s (68 years), got {getattr(self, name)}"
                 )
-        self._set("nics", _interface_names(self.nics))
+        self._set("nics", _names("nics", "network interface", self.nics, or_one=True))
+        self._set("preload", _names("preload", "module", self.preload))
         self._set_hosts_and_slots()
         self._check_range()
 
@@ -236,10 +237,12 @@ def _positive(name: str, value: Any) -> float:
     return number
 
 
-def _interface_names(nics: object) -> tuple[str, ...]:
-    names = (nics,) if isinstance(nics, str) else nics
+def _names(argument: str, of: str, given: object, *, or_one: bool = False) -> tuple[str, ...]:
+    names = (given,) if or_one and isinstance(given, str) else given
     if names is None:
         return ()
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
-        raise SpecError(f"nics must be the name of a network interface or a list of such names, got {nics!r}")
-    return tuple(names)
+    is_list = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) and name for name in names):  # type: ignore[union-attr]
+        one = f"the name of a {of} or " if or_one else ""
+        raise SpecError(f"{argument} must be {one}a list of names of {of}s, got {given!r}")
+    return tuple(names)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from horovod_tune.torch_dist.world_store import WorldStore, wait_for_all
 
 _C10D = "torch.distributed.distributed_c10d"
 GROUPS = Patch(
-    "every trial starts new workers",
+    "a process group of a trial ends only with its process, and its timeouts are torch's own",
     f"{_C10D}:_new_process_group_helper",
     f"{_C10D}:init_process_group uses _new_process_group_helper",
     f"{_C10D}:_new_group_with_tag uses _new_process_group_helper",

@@ -48,7 +48,7 @@ def _open_store(
     first = by_rank[0]
     address = "127.0.0.1" if len(hosts) == 1 else first.info.node_ip
     try:
-        port = ray.get(first.actor.call_backend.remote("serve_store", address), timeout=timeout_s)
+        port = ray.get(first.actor.serve_store.remote(address, first.token), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         late = f"did not open a TCPStore within timeout_s={timeout_s:g} s"
         raise StartFailed(f"rank 0 on {first.info.host} {late}") from None
@@ -68,6 +68,6 @@ def _open_store(
             # Without it, ranks that have no GPU do not see each other in Accelerate and Transformers.
             "ACCELERATE_USE_CPU": str(not use_gpu),
         }
-        for _, info, rank_info, interface in ranks
+        for _, info, rank_info, interface, _ in ranks
     ]
     return environments, lambda: None

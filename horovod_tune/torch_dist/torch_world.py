@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 from horovod_tune.session.session import Session, WorldBroken
-from horovod_tune.torch_dist.process_groups import GROUPS, ProcessGroups
+from horovod_tune.torch_dist.process_groups import ProcessGroups
 from horovod_tune.torch_dist.world_store import WorldStore
 
 # How long a rank whose collective timed out waits for other ranks to publish that theirs did too. A rank that
@@ -208,18 +209,9 @@ class TorchWorld(RankBackend):
             self._groups.sockets.shut_down()
             time.sleep(0.05)
 
-    def keep(self, timeout_s: float) -> list[str]:
-        # `end` has destroyed the groups.
-        differs = "torch makes process groups differently from the release that was checked"
-        return [] if GROUPS.fits else [differs]
-
-    def release(self, timeout_s: float) -> list[str]:
-        """Free the groups, after the models that used them; return why this process cannot be reused."""
-        thread = self._groups.drop()
-        thread.join(timeout_s)
-        return ["a collective was started and never waited for"] if thread.is_alive() else []
-
-    def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
+    def describe_failure(
+        self, error: BaseException, stall_report: Callable[[], str]
+    ) -> tuple[FailureKind, str, dict[int, str]]:
         if (store := self._groups.store) is None:  # the function, or torch, could not be imported
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))

@@ -31,7 +31,7 @@ from horovod_tune.messages import (
     TrialRequest,
     WorkerInfo,
 )
-from horovod_tune.rank.outbox import Outbox
+from horovod_tune.actors.outbox import Outbox
 from horovod_tune.transfer.host_copies import HostCopies, ask_node
 from horovod_tune.xla.hang_detector import CHECK_INTERVAL_S, Inactivity, explain
 from horovod_tune.xla.supervisor import RankProcess, Supervisor

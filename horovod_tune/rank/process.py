@@ -1,0 +1,267 @@
+"""One rank of one trial: a process that runs the training function in its main thread, and ends with it.
+
+A second thread receives from the training actor that started this process (`actors/rank_process.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import itertools
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from horovod_tune.channel.framing import ACTOR_MESSAGES, Channel
+from horovod_tune.channel.report_channel import RankChannel
+from horovod_tune.errors import MetricsError, encodable
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    Finished,
+    Message,
+    NeedsWorld,
+    RankBegin,
+    RankRejoin,
+    Report,
+)
+from horovod_tune.rank.imports import ImportTimes
+from horovod_tune.rank.streams import flush_streams
+from horovod_tune.rank.template import RankStart
+from horovod_tune.rank.training import Training
+from horovod_tune.ray_compat import rank_connection
+from horovod_tune.session.committed_state import CommittedState
+from horovod_tune.session.session import Session
+from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
+
+
+def run(start: RankStart) -> int:
+    """Run the trial that the training actor sends; return the exit status of this process."""
+    _redirect_output(start.output)
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(None)  # a fork has its template's random state
+    return Rank(start).run()
+
+
+def _redirect_output(output: int) -> None:
+    flush_streams()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+class Rank:
+    """This process's rank."""
+
+    def __init__(self, start: RankStart) -> None:
+        self._backend = start.backend
+        self._control = Channel(socket.socket(fileno=start.control), ACTOR_MESSAGES)
+        channel = None if start.channel is None else socket.socket(fileno=start.channel)
+        self._channel = None if channel is None else RankChannel(channel)
+        self._begin: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._training: Training | None = None
+        self._forming = threading.Lock()
+        self._copies = HostCopies()
+        self._calls: dict[int, Future[Any]] = {}
+        self._numbers = itertools.count()
+
+    def run(self) -> int:
+        threading.Thread(target=self._listen, name="horovod_tune", daemon=True).start()
+        if self._channel is not None:
+            listen = functools.partial(self._channel.listen, self._acknowledge)
+            threading.Thread(target=listen, name="horovod_tune reports", daemon=True).start()
+        begin: RankBegin = pickle.loads(self._begin.get())
+        try:
+            training = self._make_training(begin)
+        except Exception:  # any: the trial fails with it
+            text = encodable(traceback.format_exc())
+            self._send(Failed(begin.assignment.rank_infos[0].rank, begin.host, FailureKind.RAISED, text))
+            return 1
+        status = training.run()
+        self._training = None
+        return status
+
+    def _make_training(self, begin: RankBegin) -> Training:
+        os.environ.clear()
+        os.environ.update(begin.environment)
+        os.chdir(begin.directory)
+        rank_connection.prepare(begin.ray)
+        set_variables(begin.assignment)
+        request, (rank_info,) = begin.request, begin.assignment.rank_infos
+        self._run = request.run
+        self._copies = HostCopies(Path(begin.copies))
+        imports = ImportTimes()
+        fetch = functools.partial(
+            open_checkpoint, node_id=begin.node_id, copies=self._copies, ask=self._ask_node
+        )
+        live = Session(request, rank_info, send=self._send, fetch=fetch)
+        live.gpu = begin.gpu
+        live.world_error = self._backend.world_error
+        live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
+        self._training = Training(
+            live,
+            host=begin.host,
+            send=self._send,
+            load=self._backend.load,
+            describe_failure=self._describe_failure,
+            enter_world=lambda: self._backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
+            leave_world=self._backend.leave,
+        )
+        live.before_first_report = functools.partial(self._send_imports, imports)
+        return self._training
+
+    # What follows runs in the thread of the training function.
+
+    def _send(self, message: Message) -> None:
+        if not isinstance(message, Report):
+            # The function has ended or left its world: the coordinator gets its output before this message.
+            self._copies.release_all()
+            flush_streams()
+        match message:
+            case Report():
+                self._send_report(message)
+            case Finished(has_returned=has_returned):
+                self._control.send("finished", has_returned=int(has_returned))
+            case Failed(kind=kind, traceback=text):
+                self._control.send("failed", failure_kind=kind.value, traceback=text)
+            case NeedsWorld(error=error, stalled=stalled):
+                self._control.send("needs_world", error=error, stalled=stalled)
+        if isinstance(message, Finished | Failed):
+            # After the message: other ranks fail because of this, and must not be mistaken for the cause.
+            self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
+
+    def _send_report(self, report: Report) -> None:
+        if self._channel is not None and self._channel.report(self._run, report):
+            return
+        try:
+            self._control.send("report", run=self._run, **vars(report))
+        except (MetricsError, ValueError, OverflowError, RecursionError):
+            # Nested more deeply than msgpack allows, or of a type that only pickle handles.
+            pickled = {"pickled": pickle.dumps(report.metrics), "checkpoint_path": report.checkpoint_path}
+            self._control.send("pickled_report", run=self._run, index=report.index, **pickled)
+
+    def _send_imports(self, imports: ImportTimes) -> None:
+        if seconds := imports.stop():
+            self._control.send("imports", seconds=seconds)
+
+    def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+        stall_report = functools.partial(self._ask, "stall_report")
+        kind, text, awaited = self._backend.describe_failure(error, stall_report)
+        if awaited:
+            self._control.send("awaited", names=awaited)
+        return kind, text
+
+    def _ask_node(self, place: CheckpointPlace, target: str | None = None) -> Any:
+        """Make the actor call `host_copies.ask_node`: this process has no connection to Ray."""
+        return self._ask("fetch", place.path, place.node_id, target)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the training actor.
+
+        There is no timeout: the actor limits each method, and this process ends with the actor.
+        """
+        number, answer = next(self._numbers), Future[Any]()
+        self._calls[number] = answer
+        self._control.send("call", id=number, method=method, arguments=list(arguments))
+        return answer.result()
+
+    # What follows runs in the thread that receives from the coordinator or the training actor.
+
+    def _acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
+        if self._training is not None and run == self._run:  # otherwise it is late, from another trial
+            self._training.session.acknowledge(index, checkpoint)
+
+    def _listen(self) -> None:
+        is_open = True
+        while is_open:
+            messages, is_open = self._control.receive(None)
+            for message in messages:
+                self._handle(message)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        training = self._training
+        match message:
+            case {"kind": "begin", "pickled": pickled}:
+                self._begin.put(pickled)
+            case {"kind": "call", "id": number, "method": method, "arguments": arguments}:
+                self._answer(number, method, arguments)
+            case {"kind": "reply", "id": number, "value": value, "error": error}:
+                answer = self._calls.pop(number)
+                answer.set_exception(RuntimeError(error)) if error else answer.set_result(value)
+            case {"kind": "acknowledge", "run": run, "index": index, "pickled_checkpoint": place}:
+                self._acknowledge(run, index, pickle.loads(place))
+            case {"kind": "close_world"}:
+                self._backend.close()
+            case {"kind": "stalled", "names": names}:
+                if self._backend.confirms_awaited():
+                    self._control.send("awaited", names=names)
+            case _ if training is None:
+                return  # the function has ended
+            case {"kind": "stop"}:
+                training.session.stop()
+            case {"kind": "break_world", "number": number}:
+                with self._forming:
+                    if training.session.world_number == number:
+                        training.session.break_world()
+                        self._backend.abort()
+            case {"kind": "rejoin", "pickled": pickled}:
+                self._rejoin(training, pickle.loads(pickled))
+            case {"kind": "offer_change", "number": number}:
+                if training.session.world_number == number:
+                    self._backend.states.offer_change()
+                    training.session.committed.change_pending = True
+
+    def _rejoin(self, training: Training, rejoin: RankRejoin) -> None:
+        with self._forming:
+            (rank_info,) = rejoin.assignment.rank_infos
+            rejoin.assignment.environment.pop("CUDA_VISIBLE_DEVICES", None)  # CUDA reads it only once
+            os.environ.update(rejoin.assignment.environment)
+            training.session.committed.change_pending = False
+            training.session.join_world(
+                rank_info, number=rejoin.number, reports=rejoin.reports, resources=rejoin.resources
+            )
+
+    def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
+        value, error = None, ""
+        try:
+            value = getattr(self, f"_on_{method}")(*arguments)
+        except Exception:  # any: the actor raises it
+            error = encodable(traceback.format_exc(limit=-5))
+        with contextlib.suppress(OSError):
+            self._control.send("reply", id=number, value=value, error=error)
+
+    def _on_stack(self) -> str:
+        return encodable(self._training.stack()) if self._training is not None else ""
+
+    def _on_dump_commit(self) -> bytes | None:
+        committed = self._training.session.committed if self._training is not None else None
+        dumped: bytes | None = committed.dump() if committed is not None else None
+        return dumped
+
+    def _on_can_restore(self) -> int:
+        return int(self._training is not None and self._training.session.committed.can_restore)
+
+    def _on_serve_store(self, host: str) -> int:
+        port: int = self._backend.serve_store(host)
+        return port
+
+
+def set_variables(assignment: Assignment) -> None:
+    """Set the environment variables of a rank's world."""
+    os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})

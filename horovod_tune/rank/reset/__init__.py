@@ -1,1 +1,0 @@
-"""Restores a rank's process after a trial, for the next one."""

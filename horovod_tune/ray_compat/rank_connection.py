@@ -1,0 +1,95 @@
+"""Runs in each rank: connects it to the cluster of its search, when its training function first uses Ray.
+
+Nothing of Ray is started for functions that do not use it. A rank is a driver to Ray: its tasks and actors
+run outside the trial's placement group, and end with the rank.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+from typing import Any
+
+import ray
+
+from horovod_tune.messages import RayAddress
+from horovod_tune.ray_compat.compatibility import Patch
+
+logger = logging.getLogger(__name__)
+
+_AUTO_INIT = Patch(
+    "a training function has to call ray.init() before it uses Ray",
+    "ray._private.auto_init_hook:auto_init_ray()",
+    "ray._private.auto_init_hook:wrap_auto_init uses auto_init_ray",
+)
+_LAUNCH_HOOKS = Patch(
+    "a task or actor that requests CPUs which the trials hold waits without a warning",
+    "ray.remote_function:_task_launch_hook",
+    "ray.actor:_actor_launch_hook",
+    "ray.remote_function:RemoteFunction._remote uses _task_launch_hook _function_descriptor",
+)
+# What unpickling a reference, or the handle of an actor, calls: it needs the connection.
+_NEED_A_CONNECTION = ("ray._raylet", "ray._private.serialization", "ray.actor")
+
+_address: RayAddress | None = None
+_has_warned = False
+
+
+def prepare(address: RayAddress) -> None:
+    """Make this process connect to ``address`` on first use, whichever API of Ray that is."""
+    global _address
+    _address = address
+    os.environ["RAY_ADDRESS"] = address.address  # for `ray.init()` in the function
+    if _AUTO_INIT.fits:
+        ray._private.auto_init_hook.auto_init_ray = connect
+    if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
+        ray.remote_function._task_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
+        ray.actor._actor_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
+
+
+def connect() -> None:
+    """Connect to the cluster of the search, unless that has been done."""
+    if _address is None or ray.is_initialized():
+        return
+    ray.init(
+        address=_address.address,
+        namespace=_address.namespace,
+        runtime_env=_address.runtime_env or None,
+        log_to_driver=False,
+        configure_logging=False,
+        logging_level=logging.WARNING,
+    )
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, name: str, /) -> Any:
+        if module_name in _NEED_A_CONNECTION:
+            connect()
+        return super().find_class(module_name, name)
+
+
+def loads(pickled: bytes) -> Any:
+    """Return what `ray.cloudpickle` has pickled; connect first if references to Ray's objects are in it."""
+    return _Unpickler(io.BytesIO(pickled)).load()
+
+
+def _warn_of_long_waits(descriptor: Any, resources: Any, strategy: Any) -> None:
+    """Warn once of a task or actor that has to wait for CPUs. Ray calls this before each submission."""
+    global _has_warned
+    needed = {name: amount for name, amount in resources.items() if amount}
+    if _has_warned or not needed:
+        return
+    free = ray.available_resources()
+    if all(free.get(name, 0.0) >= amount for name, amount in needed.items()):
+        return
+    _has_warned = True
+    kind = "actor" if descriptor.class_name else "task"
+    name = (descriptor.class_name or descriptor.function_name).rpartition(".")[2]
+    logger.warning(
+        "the %s %s needs %s, which is not free now: if trials hold all of it, the %s waits until one ends. "
+        "Keep CPUs free with tune.TuneConfig(max_concurrent_trials=...), or set num_cpus=0: "
+        "%s.options(num_cpus=0).remote(...)",
+        *(kind, name, needed, kind, name),
+    )

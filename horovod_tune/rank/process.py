@@ -5,9 +5,11 @@ A second thread receives from the training actor that started this process (`act
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
+import gc
 import itertools
 import os
 import pickle
@@ -17,9 +19,10 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Container
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from horovod_tune.channel.framing import ACTOR_MESSAGES, Channel
 from horovod_tune.channel.report_channel import RankChannel
@@ -36,7 +39,7 @@ from horovod_tune.messages import (
     RankRejoin,
     Report,
 )
-from horovod_tune.rank.imports import ImportTimes
+from horovod_tune.rank.imports import ImportTimes, is_installed
 from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.template import RankStart
 from horovod_tune.rank.training import Training
@@ -46,15 +49,42 @@ from horovod_tune.session.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
 
 
-def run(start: RankStart) -> int:
-    """Run the trial that the training actor sends; return the exit status of this process."""
+def run(start: RankStart) -> NoReturn:
+    """Run the trial that the training actor sends, and end this process."""
     _redirect_output(start.output)
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(None)  # a fork has its template's random state
-    return Rank(start).run()
+    loaded = set(sys.modules)
+    status = 1
+    try:
+        status = Rank(start).run()
+    finally:
+        end_process(status, loaded)
+
+
+def end_process(status: int, loaded: Container[str]) -> NoReturn:
+    """End this process as Python does: its threads, `atexit` handlers, the objects that are left.
+
+    Python would then also end each of the thousands of objects of imported libraries, which takes 0.3 s.
+    Here, that is done only for the script's own modules: those not ``loaded`` before the trial, and not
+    installed.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        rank_connection.prepare_exit()
+        atexit._run_exitfuncs()
+        for name in [name for name in sys.modules if name not in loaded]:
+            module = sys.modules[name]
+            if not is_installed(getattr(module, "__file__", None) or "built-in"):
+                vars(module).clear()
+        gc.collect()
+    except BaseException:  # any, also SystemExit of a handler: as in Python, it is printed
+        traceback.print_exc()
+    flush_streams()
+    os._exit(status)
 
 
 def _redirect_output(output: int) -> None:

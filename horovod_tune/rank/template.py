@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -99,7 +100,7 @@ def boot() -> NoReturn:
         start = Template(settings).serve()
     from horovod_tune.rank import process
 
-    sys.exit(process.run(start))
+    process.run(start)
 
 
 def import_all(make_backend: Callable[[], Any], preload: Sequence[str]) -> tuple[Any, str]:
@@ -196,6 +197,7 @@ class Template:
         if self._problem:
             print(f"horovod_tune: {self._problem}: each rank starts as a new Python program", flush=True)
         self._own_children = children()
+        _keep_at_exit()
         gc.collect()
         gc.freeze()  # so that collections in ranks do not copy the template's pages
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -325,8 +327,15 @@ class Template:
                 importlib.import_module(name)
             if found := unclean():
                 self._problem = f"the import of {name} {found}"
+        _keep_at_exit()
         gc.collect()
         gc.freeze()
+
+
+def _keep_at_exit() -> None:
+    """Leave what imports have made, such as a temporary directory, to this process: ranks share it."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 def _become_rank(template: int) -> None:
@@ -397,4 +406,8 @@ def _kill(pid: int, *, group_only: bool = False) -> None:
 
 def children() -> set[int]:
     """Return the pids of this process's children."""
-    return {each.pid for each in psutil.Process().children()}
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return set(map(int, file.read().split()))
+    except FileNotFoundError:  # the kernel was built without it; this takes ten times as long
+        return {each.pid for each in psutil.Process().children()}

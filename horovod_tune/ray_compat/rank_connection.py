@@ -6,6 +6,7 @@ run outside the trial's placement group, and end with the rank.
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import os
@@ -61,6 +62,12 @@ def connect() -> None:
         configure_logging=False,
         logging_level=logging.WARNING,
     )
+
+
+def prepare_exit() -> None:
+    """Leave out Ray's `atexit` handler, which takes 16 ms, in a process that has not used Ray."""
+    if not ray.is_initialized():
+        atexit.unregister(ray.shutdown)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -225,7 +225,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
         limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)
         group = WorkerGroup(launcher, limits)
-        coordinator = Coordinator(group, reuse_workers=True)
+        coordinator = Coordinator(group)
         request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
         group.world.create()
         coordinator.set_trial(request, NoStorage())  # type: ignore[arg-type]

@@ -147,8 +147,10 @@ class WorkerGroup:
                     if rank == 0:  # the other ranks must not wait for it in further reports
                         for each in self.world.members:
                             each.actor.acknowledge.remote(self._run, math.inf, self.world.checkpoint)
-                case Failed(kind=FailureKind.DIED, traceback=text) if self.world.limits.is_elastic:
-                    self.world.lose(worker, FailureKind.DIED, text, actor_lives=True)
+                case Failed(kind=FailureKind.DIED | FailureKind.UNRESPONSIVE as kind, traceback=text) if (
+                    self.world.limits.is_elastic
+                ):
+                    self.world.lose(worker, kind, text, actor_lives=True)
                     return
                 case Failed(rank=rank):
                     worker.running.discard(rank)

@@ -234,6 +234,7 @@ class Supervisor:
                 rank.kill(f"the process that forks ranks ({self._template.pid}) has ended, and its ranks with it")
                 self._end(rank, None)
             end_processes_of(self._template.token)
+            self._template.remove_file()
 
     def _end(self, rank: RankProcess, status: int | None) -> None:
         del self._ranks[rank.pid]

@@ -35,7 +35,7 @@ _LAUNCH_HOOKS = Patch(
     "ray.remote_function:RemoteFunction._remote uses _task_launch_hook _function_descriptor",
 )
 # What unpickling a reference, or the handle of an actor, calls: it needs the connection.
-_NEED_A_CONNECTION = ("ray._raylet", "ray._private.serialization", "ray.actor")
+_NEED_A_CONNECTION = ("_object_ref_deserializer", "_actor_handle_deserializer", "_rdt_ref_deserializer")
 
 _address: RayAddress | None = None
 _has_warned = False
@@ -82,7 +82,7 @@ def _connect_first(original: Callable[..., Any], *arguments: Any, **keywords: An
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, name: str, /) -> Any:
-        if module_name in _NEED_A_CONNECTION:
+        if name in _NEED_A_CONNECTION:
             connect()
         return super().find_class(module_name, name)
 

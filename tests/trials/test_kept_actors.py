@@ -1,4 +1,4 @@
-"""Workers stay warm through what Tune does with trials; for pauses, `test_checkpoints.py` looks at this."""
+"""Actors are kept through what Tune does with trials; for pauses, `test_checkpoints.py` looks at this."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):
+def test_actors_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):
     from ray import tune
 
     def processes(trainable: Any) -> int:
@@ -38,7 +38,6 @@ def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ra
 
     assert processes(plain()) == 2
     assert processes(DistributedTrainableCreator(train)) == 1
-    assert processes(DistributedTrainableCreator(train, reuse_workers=False)) == 2
 
 
 class StartsLate:

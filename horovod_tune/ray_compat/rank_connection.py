@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import pickle
+import threading
 from typing import Any
 
 import ray
@@ -36,6 +37,8 @@ _NEED_A_CONNECTION = ("ray._raylet", "ray._private.serialization", "ray.actor")
 
 _address: RayAddress | None = None
 _has_warned = False
+# Threads may use Ray at once. Reentrant, since Ray may call `connect` while it connects.
+_connecting = threading.RLock()
 
 
 def prepare(address: RayAddress) -> None:
@@ -52,16 +55,17 @@ def prepare(address: RayAddress) -> None:
 
 def connect() -> None:
     """Connect to the cluster of the search, unless that has been done."""
-    if _address is None or ray.is_initialized():
-        return
-    ray.init(
-        address=_address.address,
-        namespace=_address.namespace,
-        runtime_env=_address.runtime_env or None,
-        log_to_driver=False,
-        configure_logging=False,
-        logging_level=logging.WARNING,
-    )
+    with _connecting:
+        if _address is None or ray.is_initialized():
+            return
+        ray.init(
+            address=_address.address,
+            namespace=_address.namespace,
+            runtime_env=_address.runtime_env or None,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.WARNING,
+        )
 
 
 def prepare_exit() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
@@ -40,6 +42,8 @@ class PlainProcesses(RankBackend):
     def launch(self, local_rank: int, local_size: int) -> list[tuple[int, ...]]:
         if os.environ.get("FAILS_AT") == str(local_rank):
             raise OSError("the chip is in use")
+        if os.environ.get("DIES_AT") == str(local_rank):
+            os.kill(os.getpid(), signal.SIGSEGV)
         here = int(os.environ.get("RANKS_OF_A_PROCESS", "1"))
         while os.environ.get("WAITS_FOR_OTHERS"):
             time.sleep(0.1)
@@ -63,6 +67,14 @@ class PlainProcesses(RankBackend):
         return 0
 
 
+class WithAThread(PlainProcesses):
+    """Cannot be forked once it is loaded."""
+
+    def load(self) -> None:
+        super().load()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
 class PlainHostActor(HostActor):
     """A host actor whose processes can import this file."""
 
@@ -70,7 +82,7 @@ class PlainHostActor(HostActor):
         sys.path.append(HERE)
         import plain_processes  # a copy that the template can import, unlike the class that was pickled
 
-        super().__init__(plain_processes.PlainProcesses, *arguments)
+        super().__init__(getattr(plain_processes, make_backend.__name__), *arguments)
 
 
 class PlainLauncher(XlaLauncher):

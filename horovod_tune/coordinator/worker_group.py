@@ -208,7 +208,8 @@ class WorkerGroup:
                 break
         early = self.world.returned & self.world.hosts.keys() if failures.needs_cause(found) else set()
         # The world ends with the process of a rank that has returned.
-        found += [failures.returned_early(rank, self.world.hosts[rank], "a collective") for rank in early]
+        hosts, waiting = self.world.hosts, list(found)
+        found += [failures.returned_early(rank, hosts[rank], "a collective", waiting) for rank in early]
         if failures.needs_cause(found):
             for worker in missing:
                 self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")

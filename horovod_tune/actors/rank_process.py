@@ -63,6 +63,8 @@ class RankProcess:
         self._calls: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
         self._oom_kills = oom_kills()
+        # The calls of the rank that are being answered.
+        self.unanswered: set[int] = set()
 
     def start(self, template: HostTemplate, channel: socket.socket | None) -> None:
         """Fork the process; ``channel`` is its connected socket to the coordinator, if it has one."""
@@ -113,7 +115,8 @@ class RankProcess:
             case {"kind": "reply", "id": number, "value": value, "error": error}:
                 if (answer := self._calls.pop(number, None)) is not None:
                     answer.set_exception(RuntimeError(error)) if error else answer.set_result(value)
-            case {"kind": "call"}:
+            case {"kind": "call", "id": number}:
+                self.unanswered.add(number)
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
             case _:
                 # The rank has flushed its output before: it precedes the message.
@@ -126,6 +129,7 @@ class RankProcess:
             value = self._methods[message["method"]](*message["arguments"])
         except Exception as problem:  # any: the rank raises it
             error = f"{type(problem).__name__}: {problem}"
+        self.unanswered.discard(message["id"])
         self.send("reply", id=message["id"], value=value, error=encodable(error))
 
     def kill(self, reason: str = "") -> None:
@@ -231,7 +235,9 @@ class Supervisor:
         elif notice["kind"] == "gone":
             self.is_lost = True
             for rank in list(self._ranks.values()):
-                rank.kill(f"the process that forks ranks ({self._template.pid}) has ended, and its ranks with it")
+                rank.kill(
+                    f"the process that forks ranks ({self._template.pid}) has ended, and its ranks with it"
+                )
                 self._end(rank, None)
             end_processes_of(self._template.token)
             self._template.remove_file()

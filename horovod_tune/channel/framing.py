@@ -36,8 +36,8 @@ REPORTS: Schema = {
 RANK_MESSAGES: Schema = {
     **REPORTS,
     "pickled_report": {"run": int, "index": int, "pickled": bytes, "checkpoint_path": (str, _NO)},
-    "finished": {"has_returned": int},
-    "failed": {"failure_kind": int, "traceback": str},
+    "finished": {"rank": int, "has_returned": int},
+    "failed": {"rank": int, "failure_kind": int, "traceback": str},
     "needs_world": {"error": str, "stalled": str},
     "awaited": {"names": dict},
     "imports": {"seconds": dict},

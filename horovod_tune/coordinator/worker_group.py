@@ -274,8 +274,8 @@ class WorkerGroup:
         replies = replies_to(list(ending.values()), EXIT_TIMEOUT_S + UNWIND_TIMEOUT_S)
         for reply in replies:
             if not isinstance(reply, RayError):
-                chunk, warning = reply
-                self._logs.append(chunk)
+                chunks, warning = reply
+                self._logs += chunks
                 if warning:
                     logger.warning(warning)
         return not any(isinstance(reply, RayError) for reply in replies)

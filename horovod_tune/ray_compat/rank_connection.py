@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,8 @@ _NEED_A_CONNECTION = ("_object_ref_deserializer", "_actor_handle_deserializer", 
 
 _address: RayAddress | None = None
 _has_warned = False
+# Threads may use Ray at once. Reentrant, since Ray may call `connect` while it connects.
+_connecting = threading.RLock()
 
 
 def prepare(address: RayAddress) -> None:
@@ -57,16 +60,17 @@ def prepare(address: RayAddress) -> None:
 
 def connect() -> None:
     """Connect to the cluster of the search, unless that has been done."""
-    if _address is None or ray.is_initialized():
-        return
-    ray.init(
-        address=_address.address,
-        namespace=_address.namespace,
-        runtime_env=_address.runtime_env or None,
-        log_to_driver=False,
-        configure_logging=False,
-        logging_level=logging.WARNING,
-    )
+    with _connecting:
+        if _address is None or ray.is_initialized():
+            return
+        ray.init(
+            address=_address.address,
+            namespace=_address.namespace,
+            runtime_env=_address.runtime_env or None,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.WARNING,
+        )
 
 
 def prepare_exit() -> None:

@@ -72,7 +72,7 @@ class Workers:
             trial_dir=directory,
             working_dir=directory,
             experiment_name="experiment",
-            config=config,
+            config=cloudpickle.dumps(config),
             function=function,
             checkpoint=start,
         )
@@ -96,8 +96,7 @@ class Workers:
     def run(self, train: Callable[[dict[str, Any]], Any], **arguments: Any) -> tuple[Path, list[Any]]:
         directory = self.begin(train, **arguments)
         events = self.events()
-        problems = self.group.end_trial()
-        assert problems == [], problems
+        assert self.group.end_trial(), "the workers can run another trial"
         return directory, events
 
     def close(self) -> None:

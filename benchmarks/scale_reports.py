@@ -174,7 +174,7 @@ def _player(part: str, tokens: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
 def play_first() -> None:
     """Simulate rank 0: report, wait until the report may return, report again."""
     (token,) = pickle.load(sys.stdin.buffer)
-    channel = RankChannel(token)
+    channel = RankChannel(connect(token))
     allowed, changed = [0.0], threading.Condition()
 
     def on_ack(run: int, index: float, checkpoint: Any) -> None:
@@ -225,8 +225,8 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
         limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)
         group = WorkerGroup(launcher, limits)
-        coordinator = Coordinator(group, reuse_workers=True)
-        request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
+        coordinator = Coordinator(group)
+        request = TrialRequest("id", "trial", "dir", "dir", "experiment", b"", None)
         group.world.create()
         coordinator.set_trial(request, NoStorage())  # type: ignore[arg-type]
         cpu_s = _cpu_s()
@@ -255,7 +255,7 @@ def _ray_sink(stack: contextlib.ExitStack) -> Any:
     import ray
 
     class Sink:
-        def acknowledge(self, index: float, checkpoint: Any) -> None: ...
+        def acknowledge(self, run: int, index: float, checkpoint: Any) -> None: ...
 
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     stack.callback(ray.shutdown)

@@ -57,7 +57,7 @@ class ActorLauncher:
             max_restarts=0,
             scheduling_strategy=strategy,
         )
-        return options.remote(self._make_backend, spec.preload)
+        return options.remote(self._make_backend, spec.preload, spec.timeout_s)
 
     def create_one(self, slot: int, *, elsewhere: bool = False) -> Any:
         """Create the actor of one slot, to replace a lost one or to grow the trial.

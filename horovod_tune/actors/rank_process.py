@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -56,6 +57,9 @@ class RankProcess:
         self.has_ended = threading.Event()
         # Why the process is lost although it has not said so; empty if it ended by itself.
         self.reason = ""
+        # True if it was killed because a signal had stopped it; by the monotonic clock, since when it is.
+        self.was_suspended = False
+        self._suspended_s: float | None = None
         self._calls: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
         self._oom_kills = oom_kills()
@@ -151,6 +155,17 @@ class RankProcess:
         except psutil.NoSuchProcess:
             return False
 
+    def check_suspended(self, timeout_s: float) -> None:
+        """Kill the process if a signal has stopped it for ``timeout_s``, as seen by calls of this method."""
+        if not self.is_suspended():
+            self._suspended_s = None
+            return
+        now = time.monotonic()
+        self._suspended_s = now if self._suspended_s is None else self._suspended_s
+        if now - self._suspended_s >= timeout_s:
+            self.was_suspended = True
+            self.kill(f"no heartbeat for {timeout_s:g} s (timeout_s): a signal has stopped it")
+
     def exit_text(self) -> str:
         """Return how the process ended and its last lines, for an error."""
         text = self.reason or describe_exit(self.status, self._oom_kills, oom_kills())
@@ -158,10 +173,12 @@ class RankProcess:
 
 
 class Supervisor:
-    """Watches the ranks that this actor starts."""
+    """Watches the ranks that this actor starts; kills those that a signal has stopped for ``timeout_s``."""
 
-    def __init__(self, template: HostTemplate, on_end: Callable[[RankProcess], None]) -> None:
-        self._template, self._on_end = template, on_end
+    def __init__(
+        self, template: HostTemplate, timeout_s: float, on_end: Callable[[RankProcess], None]
+    ) -> None:
+        self._template, self._timeout_s, self._on_end = template, timeout_s, on_end
         self._selector = selectors.DefaultSelector()
         self._selector.register(template, selectors.EVENT_READ)
         self._ranks: dict[int, RankProcess] = {}
@@ -189,6 +206,9 @@ class Supervisor:
                     notices = list(self._template.notices())
                 for notice in notices:
                     self._note(notice)
+                if not found:
+                    for rank in list(self._ranks.values()):
+                        rank.check_suspended(self._timeout_s)
             except Exception:  # any: it would end this thread, and nothing else watches
                 for rank in list(self._ranks.values()):
                     rank.kill(f"its training actor failed:\n{traceback.format_exc()}")

@@ -67,10 +67,12 @@ KILL_TIMEOUT_S = 5.0
 class TrainingActor:
     """One rank after another; implements `coordinator.backend_protocol.WorkerActor`."""
 
-    def __init__(self, make_backend: Callable[[], RankBackend], preload: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, make_backend: Callable[[], RankBackend], preload: tuple[str, ...], timeout_s: float
+    ) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = socket.gethostname()
-        self._make_backend, self._preload = make_backend, preload
+        self._make_backend, self._preload, self._timeout_s = make_backend, preload, timeout_s
         self._outbox = Outbox()
         self._supervisor: Supervisor | None = None
         self._preparing = threading.Lock()
@@ -101,7 +103,7 @@ class TrainingActor:
                 job = ray.get_runtime_context().get_job_id()
                 folder = queries.private_directory()
                 self._template = HostTemplate(folder, self._make_backend, self._preload, job)
-                self._supervisor = Supervisor(self._template, self._record_end)
+                self._supervisor = Supervisor(self._template, self._timeout_s, self._record_end)
             return self._supervisor
 
     def _start(self, token: ChannelToken | None) -> RankProcess:
@@ -284,7 +286,8 @@ class TrainingActor:
             self._is_running = False
             self._send_log(rank)
             self._rank = None
-            self._outbox.put(Failed(self._number, self._host, FailureKind.DIED, rank.exit_text()))
+            kind = FailureKind.UNRESPONSIVE if rank.was_suspended else FailureKind.DIED
+            self._outbox.put(Failed(self._number, self._host, kind, rank.exit_text()))
 
     # What follows is called by the rank, each call in a thread of its own.
 

@@ -97,7 +97,12 @@ def add_awaited_ranks(
     return found
 
 
-def returned_early(rank: int, host: str, collectives: str) -> Failed:
-    """Return the failure of a rank that returned while others wait for it in ``collectives``."""
+def returned_early(rank: int, host: str, collectives: str, waiting: Sequence[Failed] = ()) -> Failed:
+    """Return the failure of a rank that returned while others wait for it in ``collectives``.
+
+    ``waiting`` are the failures of the others; the first one's traceback shows where it waited.
+    """
     text = f"the others wait for rank {rank} in {collectives}: every rank has to call the same collectives"
+    for each in waiting[:1]:
+        text += f"\nrank {each.rank} waited at:\n{each.traceback}"
     return Failed(rank, host, FailureKind.RETURNED, text)

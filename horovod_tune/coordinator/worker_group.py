@@ -147,8 +147,10 @@ class WorkerGroup:
                     if rank == 0:  # the other ranks must not wait for it in further reports
                         for each in self.world.members:
                             each.actor.acknowledge.remote(self._run, math.inf, self.world.checkpoint)
-                case Failed(kind=FailureKind.DIED, traceback=text) if self.world.limits.is_elastic:
-                    self.world.lose(worker, FailureKind.DIED, text, actor_lives=True)
+                case Failed(kind=FailureKind.DIED | FailureKind.UNRESPONSIVE as kind, traceback=text) if (
+                    self.world.limits.is_elastic
+                ):
+                    self.world.lose(worker, kind, text, actor_lives=True)
                     return
                 case Failed(rank=rank):
                     worker.running.discard(rank)
@@ -206,7 +208,8 @@ class WorkerGroup:
                 break
         early = self.world.returned & self.world.hosts.keys() if failures.needs_cause(found) else set()
         # The world ends with the process of a rank that has returned.
-        found += [failures.returned_early(rank, self.world.hosts[rank], "a collective") for rank in early]
+        hosts, waiting = self.world.hosts, list(found)
+        found += [failures.returned_early(rank, hosts[rank], "a collective", waiting) for rank in early]
         if failures.needs_cause(found):
             for worker in missing:
                 self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")

@@ -11,12 +11,13 @@ import io
 import logging
 import os
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import ray
 
 from horovod_tune.messages import RayAddress
-from horovod_tune.ray_compat.compatibility import Patch
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ _AUTO_INIT = Patch(
     "ray._private.auto_init_hook:auto_init_ray()",
     "ray._private.auto_init_hook:wrap_auto_init uses auto_init_ray",
 )
+# Functions of Ray that do not call `auto_init_ray`.
+_OTHERS = ("nodes", "cluster_resources", "available_resources", "timeline", "get_runtime_context")
 _LAUNCH_HOOKS = Patch(
     "a task or actor that requests CPUs which the trials hold waits without a warning",
     "ray.remote_function:_task_launch_hook",
@@ -45,6 +48,8 @@ def prepare(address: RayAddress) -> None:
     os.environ["RAY_ADDRESS"] = address.address  # for `ray.init()` in the function
     if _AUTO_INIT.fits:
         ray._private.auto_init_hook.auto_init_ray = connect
+    for name in _OTHERS:
+        wrap(ray, name)(_connect_first)
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
         ray.remote_function._task_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
         ray.actor._actor_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
@@ -68,6 +73,11 @@ def prepare_exit() -> None:
     """Leave out Ray's `atexit` handler, which takes 16 ms, in a process that has not used Ray."""
     if not ray.is_initialized():
         atexit.unregister(ray.shutdown)
+
+
+def _connect_first(original: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    connect()
+    return original(*arguments, **keywords)
 
 
 class _Unpickler(pickle.Unpickler):

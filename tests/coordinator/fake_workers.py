@@ -38,7 +38,7 @@ from horovod_tune.messages import (
 TIMEOUT_S = 60.0
 # How long a trial with fewer than min_workers waits for others.
 WAIT_S = 30.0
-REQUEST = TrialRequest("id", "name", "dir", "work", "experiment", {}, None)
+REQUEST = TrialRequest("id", "name", "dir", "work", "experiment", b"", None)
 
 
 class Clock:
@@ -90,7 +90,7 @@ class FakeActor:
         # The replies to calls other than `poll`, or functions that return them; the default is None.
         self.replies: dict[str, Any] = {
             "describe": WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0),
-            "reset": [],
+            "end_trial": (LogChunk(number, b""), ""),
             "reply_now": lambda: self.reply_to_poll(LogChunk(self.rank, b"")),
             "break_world": self.leave_world,
             "offer_change": self.leave_world,
@@ -159,7 +159,7 @@ class FakeActor:
     def resources(self) -> bytes:
         """The resources of the trial in the latest world."""
         name, *arguments = [call for call in self.calls if call[0] in ("begin", "rejoin")][-1]
-        return arguments[0].resources if name == "begin" else arguments[3]
+        return arguments[1].resources if name == "begin" else arguments[3]
 
     def die(self) -> None:
         self.is_dead = True

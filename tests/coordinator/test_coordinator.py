@@ -38,7 +38,7 @@ class Trial:
             **cloud,
         )
         self.directory = Path(folder / "bucket" if in_cloud else "/", context.trial_fs_path)
-        self.coordinator = Coordinator(self.workers.group, reuse_workers=True)
+        self.coordinator = Coordinator(self.workers.group)
         self.context = context
         self.next_trial()
         (folder / "made").mkdir()
@@ -87,7 +87,6 @@ def test_a_trial_that_is_stopped_in_its_report_leaves_its_workers_to_the_next(tr
         assert checkpoint.path.endswith(f"trial/{metrics['checkpoint_dir_name']}")
         assert (trial.directory / metrics["checkpoint_dir_name"] / "weights").read_text() == "w"
         trial.coordinator.end_trial()
-        assert trial.coordinator.replaced_because == []
         trial.next_trial()
     assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
     assert not trial.all_killed
@@ -127,31 +126,32 @@ def test_a_checkpoint_on_the_host_of_rank_0_is_fetched_from_there(
     assert (trial.directory / metrics["checkpoint_dir_name"] / "weights").read_text() == "new"
 
 
-def test_without_reuse_workers_are_killed_and_the_last_output_of_a_stopped_trial_is_kept(
-    trial: Trial,
-) -> None:
-    stop_at_once(trial)
-    trial.coordinator = Coordinator(trial.workers.group, reuse_workers=False)
-    trial.next_trial()
-    trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"), Report(1, {}))
-    assert trial.coordinator.next_result()
-    trial.coordinator.end_trial()
-    assert (trial.directory / "rank_0.log").read_text() == "printed\nstopped\n"
-    assert trial.all_killed
-
-
-def test_the_first_replacement_of_workers_is_announced_with_its_reasons(
+def test_what_a_process_prints_while_it_exits_is_stored_and_its_warning_logged(
     trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(3):
-        stop_at_once(trial)
-        trial.actors[1].replies["reset"] = ["the thread 'left' still runs"]
-        trial.actors[0].reply_to_poll(Report(1, {}))
-        assert trial.coordinator.next_result()
-        trial.coordinator.end_trial()
-        trial.next_trial()
-    (line,) = [each.getMessage() for each in caplog.records if "new workers" in each.getMessage()]
-    assert "the thread 'left' still runs" in line
+    stop_at_once(trial)
+    trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"), Report(1, {}))
+    trial.actors[0].replies["end_trial"] = LogChunk(0, b"at exit\n"), "rank 0's process still ran"
+    assert trial.coordinator.next_result()
+    trial.coordinator.end_trial()
+    assert (trial.directory / "rank_0.log").read_text() == "printed\nstopped\nat exit\n"
+    assert "rank 0's process still ran" in caplog.messages and not trial.all_killed
+
+
+def test_workers_that_do_not_end_their_ranks_are_replaced(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at_once(trial)
+    trial.actors[0].reply_to_poll(Report(1, {}))
+    assert trial.coordinator.next_result()
+    before = trial.actors
+    trial.actors[1].die()
+    new_workers(trial, monkeypatch, Report(1, {"n": 2}))
+    trial.coordinator.end_trial()
+    assert all(actor.called("kill") for actor in before)
+    trial.next_trial()
+    metrics, _ = trial.coordinator.next_result() or ({}, None)
+    assert metrics["n"] == 2
 
 
 def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_released(trial: Trial) -> None:
@@ -201,7 +201,7 @@ def test_logs_that_cannot_be_stored_fail_no_trial(trial: Trial) -> None:
         actor.reply_to_poll(LogChunk(actor.rank, b"something\n"), Finished(actor.rank))
     assert trial.coordinator.next_result() is None
     trial.coordinator.end_trial()
-    assert trial.coordinator.replaced_because == [] and not trial.all_killed
+    assert not trial.all_killed
 
 
 def raise_on_both_ranks(trial: Trial) -> None:
@@ -276,49 +276,3 @@ def test_a_failed_start_is_an_error_and_the_next_trial_gets_new_workers(
     trial.next_trial()
     metrics, _ = trial.coordinator.next_result() or ({}, None)
     assert metrics["n"] == 2
-
-
-def reuse_workers(trial: Trial) -> None:
-    """Run a trial and begin the next one in its workers."""
-    stop_at_once(trial)
-    trial.actors[0].reply_to_poll(Report(1, {"n": 1}))
-    assert trial.coordinator.next_result()
-    trial.coordinator.end_trial()
-    trial.next_trial()
-
-
-def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
-    """Make a second trial fail in reused workers; the first of the new ones sends ``message``."""
-    reuse_workers(trial)
-    trial.actors[1].reply_to_poll(failed(1, FailureKind.RAISED, "ValueError: already registered"))
-    new_workers(trial, monkeypatch, message)
-
-
-def test_a_trial_that_fails_in_reused_workers_is_tried_again_in_new_ones(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fail_in_used_workers(trial, monkeypatch, Report(1, {"n": 2}))
-    metrics, _ = trial.coordinator.next_result() or ({}, None)
-    assert metrics["n"] == 2
-    assert trial.all_killed
-    (line,) = [each.getMessage() for each in caplog.records if "tried again" in each.getMessage()]
-    assert "already registered" in line and "reuse_workers=False" in line
-
-
-def test_the_error_of_the_second_try_is_raised(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_in_used_workers(trial, monkeypatch, failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
-    with pytest.raises(TrainingFailed, match="KeyError: 'rate'") as raised:
-        trial.coordinator.next_result()
-    assert "reuse_workers" not in str(raised.value), "they were not reused"
-
-
-def test_the_error_of_a_failure_after_a_report_mentions_that_workers_were_reused(trial: Trial) -> None:
-    reuse_workers(trial)
-    trial.actors[0].reply_to_poll(Report(1, {"n": 2}))
-    assert trial.coordinator.next_result()
-    trial.actors[0].reply_to_poll(failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
-    with pytest.raises(TrainingFailed) as raised:
-        trial.coordinator.next_result()
-    first, second, *_, last = str(raised.value).splitlines()
-    assert first.startswith("rank 0 of 2 on host0 failed")
-    assert "reuse_workers=False" in second and last == "KeyError: 'rate'"

@@ -222,7 +222,7 @@ def dies_in(call: str, which: int = 1) -> Callable[[list[FakeActor]], None]:
     return plan
 
 
-START_CALLS = ["describe", "assign", "begin"]
+START_CALLS = ["describe", "begin"]
 
 
 @pytest.mark.parametrize("call", START_CALLS)
@@ -261,7 +261,7 @@ def test_a_reused_worker_that_died_before_the_next_trial_is_replaced(make: Calla
     for actor in trial.world:
         actor.reply_to_poll(Finished(actor.rank))
     assert isinstance(trial.group.next_event(), Finished)
-    assert trial.group.end_trial() == []
+    assert trial.group.end_trial()
     trial.world[1].die()
     trial.group.begin(REQUEST)
     assert trial.next_report().metrics == {"size": 3}
@@ -276,6 +276,26 @@ def test_a_worker_that_dies_while_it_joins_is_replaced(make: Callable[..., FakeT
     while trial.next_report().metrics != {"size": 3}:
         assert trial.reports < 20
     assert len(trial.launcher.all_actors) == 5, "the one that died and its replacement"
+
+
+@pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.UNRESPONSIVE])
+def test_a_lost_rank_whose_actor_lives_starts_again_on_it(
+    make: Callable[..., FakeTrial], kind: FailureKind
+) -> None:
+    trial = make(3, min_workers=2, max_workers=3)
+    before = list(trial.actors)
+    trial.actors[1].reply_to_poll(failed(1, kind, "process 7: it was ended by SIGKILL"))
+    assert trial.next_report().metrics == {"size": 3}
+    assert trial.launcher.all_actors == before and not any(actor.called("kill") for actor in before)
+    assert [len(actor.called("begin")) for actor in before] == [1, 2, 1]
+    verb = "died" if kind is FailureKind.DIED else "stopped responding"
+    assert trial.group.world.changes == [f"rank 1 on host1 {verb}"]
+
+
+def test_a_rank_that_raises_fails_an_elastic_trial(make: Callable[..., FakeTrial]) -> None:
+    trial = make(3, min_workers=2, max_workers=3)
+    trial.actors[1].reply_to_poll(failed(1, FailureKind.RAISED, "ValueError: x"))
+    assert "ValueError: x" in trial.error()
 
 
 def test_a_worker_that_dies_just_before_it_joins_is_replaced(make: Callable[..., FakeTrial]) -> None:

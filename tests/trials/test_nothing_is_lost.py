@@ -41,7 +41,7 @@ def test_a_process_that_is_ended_cleans_up_first(tune_run: Callable[..., Any], t
         while end == "stopped":
             report(loss=0.0)
 
-    trainable = DistributedTrainableCreator(train, num_slots=2, reuse_workers=False)
+    trainable = DistributedTrainableCreator(train, num_slots=2)
     ends = ["failed", "stopped", "returned"]
     config = {"end": tune.grid_search(ends)}
     analysis = tune_run(trainable, config=config, stop={"training_iteration": 3}, raise_on_failed_trial=False)

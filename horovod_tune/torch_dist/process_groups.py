@@ -1,4 +1,4 @@
-"""Runs in each rank: makes torch.distributed's process groups, and ends and forgets them.
+"""Runs in each rank: makes and ends torch.distributed's process groups.
 
 The default group exists when the training function is called. If the function calls ``init_process_group()``
 itself, as under torchrun, the call keeps the existing group, or replaces it if the settings differ.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 import sys
 import threading
 from datetime import timedelta
@@ -24,7 +23,7 @@ from horovod_tune.torch_dist.world_store import WorldStore, wait_for_all
 
 _C10D = "torch.distributed.distributed_c10d"
 GROUPS = Patch(
-    "a process group of a trial ends only with its process, and its timeouts are torch's own",
+    "in a world that has lost a rank, others wait until torch's timeout, and other groups have torch's own",
     f"{_C10D}:_new_process_group_helper",
     f"{_C10D}:init_process_group uses _new_process_group_helper",
     f"{_C10D}:_new_group_with_tag uses _new_process_group_helper",
@@ -36,18 +35,10 @@ GROUPS = Patch(
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
 # Gloo waits up to this many times its timeout for a peer to connect.
 GLOO_WAITS = 5
-# Modules whose functions have the default group as a default argument, if it existed when they were imported.
-_WITH_DEFAULT_GROUP = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
-# DTensor's caches of meshes, which hold groups. A cache that this list lacks keeps its groups in memory.
-_MESH_CACHES = (
-    ("torch.distributed.tensor._redistribute", "_planner_cache.clear"),
-    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
-    ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
-)
 
 
 class ProcessGroups:
-    """The process groups of this process, in one world after another.
+    """The process groups of this process: of one world, or in an elastic trial of one after another.
 
     Args:
         backend: of the default group, as for `init_process_group`.
@@ -62,14 +53,14 @@ class ProcessGroups:
         # The module `torch.distributed`; None before `install`.
         self.dist: Any = None
         self.sockets = SocketRecorder()
-        # None while no training function runs.
+        # None before the first world, and between worlds.
         self.store: WorldStore | None = None
         self._default_arguments: dict[str, Any] = {}
         # True until the training function has called `init_process_group`.
         self._is_default_group_unclaimed = False
-        # Keeps every group of this world alive. If a DDP model held the last reference to a group, the group
-        # would be destroyed with the GIL held, while its threads may wait for the GIL: a deadlock.
-        self._made: list[Any] = []
+        # Keeps the groups of the last world alive. If a DDP model held the last reference to a group, the
+        # group would be destroyed with the GIL held, while its threads may wait for the GIL: a deadlock.
+        self._ended: list[Any] = []
         # Held while groups are aborted or destroyed.
         self._ending = threading.Lock()
         self.are_aborted = False
@@ -91,10 +82,7 @@ class ProcessGroups:
     def _new_group(self, real: Any, *args: Any, **kwargs: Any) -> Any:
         # The store's sockets are left out: other ranks may still use the store when this one has ended.
         with self.sockets.recording(except_port=self.store.port if self.store else None):
-            made = real(*args, **kwargs)
-        if isinstance(made, tuple):  # this rank is a member of the group
-            self._made.append(made[0])
-        return made
+            return real(*args, **kwargs)
 
     def _init_process_group(self, real: Any, *args: Any, **kwargs: Any) -> None:
         """Handle the training function's ``init_process_group(*args, **kwargs)``."""
@@ -142,12 +130,8 @@ class ProcessGroups:
         if GROUPS.fits:  # part of the group's name; a failed attempt increases it on one rank only
             self.dist.distributed_c10d._world.group_count = 0
         self.are_aborted = False
-        hook = sys.excepthook  # torch wraps it, every time
-        try:
-            connecting = self._connect_timeout / GLOO_WAITS if GROUPS.fits else timeout
-            self._real_init(**{**arguments, "store": keys, "timeout": connecting})
-        finally:
-            sys.excepthook = hook
+        connecting = self._connect_timeout / GLOO_WAITS if GROUPS.fits else timeout
+        self._real_init(**{**arguments, "store": keys, "timeout": connecting})
         if GROUPS.fits:
             self.dist.distributed_c10d._set_pg_timeout(timeout)
 
@@ -166,13 +150,11 @@ class ProcessGroups:
                 with contextlib.suppress(RuntimeError, AttributeError):  # older releases have no abort()
                     group.abort()
 
-    def end(self) -> None:
-        """Destroy the groups, and drop torch's own references to them."""
-        # Otherwise a destroyed group stays connected while a model refers to it. What was sent still arrives.
-        self.sockets.shut_down()
+    def leave(self) -> None:
+        """Destroy the groups of a world that this rank leaves for another one."""
         self.sockets.forget()
+        self._ended = self.all()
         self._destroy()
-        _forget_groups(self.dist.ProcessGroup)
         self.store = None
 
     def _destroy(self) -> None:
@@ -180,21 +162,7 @@ class ProcessGroups:
             if self.dist.is_initialized():
                 self.dist.destroy_process_group()
 
-    def drop(self) -> threading.Thread:
-        """Free the groups that were made in the latest world; return the thread that frees them."""
-        groups, self._made = self._made, []
-        # In a thread, since a group waits for its collectives.
-        thread = threading.Thread(target=groups.clear, name="dropped groups", daemon=True)
-        thread.start()
-        return thread
-
-
-def _forget_groups(kind: type) -> None:
-    """Drop torch's own references to groups: default arguments, and caches of meshes."""
-    for module in filter(None, map(sys.modules.get, _WITH_DEFAULT_GROUP)):
-        for function in filter(inspect.isfunction, vars(module).values()):
-            if kind in map(type, defaults := function.__defaults__ or ()):
-                function.__defaults__ = tuple(None if type(each) is kind else each for each in defaults)
-    for module_name, clear in _MESH_CACHES:
-        with contextlib.suppress(KeyError, AttributeError):  # it is not loaded, or not in this release
-            operator.attrgetter(clear)(sys.modules[module_name])()
+    def free(self) -> None:
+        """Free the groups of the last world, in a thread, since a group waits for its collectives."""
+        groups, self._ended = self._ended, []
+        threading.Thread(target=groups.clear, name="ended groups", daemon=True).start()

@@ -6,6 +6,7 @@ Checked against torch 2.13: the texts of Gloo's and TCPStore's errors; against t
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
@@ -86,7 +87,7 @@ class TorchCollectives:
 
 
 class TorchWorld(RankBackend):
-    """The worlds of this process, one after the other, each with new process groups.
+    """The world of this process, or in an elastic trial its worlds, each with new process groups.
 
     Args:
         stall_timeout_s: the timeout of collectives in the default group.
@@ -106,6 +107,9 @@ class TorchWorld(RankBackend):
         self._has_timed_out = False
 
     def load(self) -> None:
+        # Its functions keep the default group that exists when it is imported. If none does, they use the
+        # current one.
+        importlib.import_module("torch.distributed.nn.functional")
         self._groups.install()
         # Without the watch, torch's own watchdog ends the process. Releases before 2.7 lack `get_error`.
         nccl = getattr(self._groups.dist.distributed_c10d, "ProcessGroupNCCL", None)
@@ -140,9 +144,9 @@ class TorchWorld(RankBackend):
             raise BackendMissing(
                 "use_gpu=True needs NCCL, which this torch lacks: install a CUDA build of torch"
             )
-        self._groups.drop()
+        self._groups.free()
         self._has_timed_out = False
-        self._groups.store = store = WorldStore(self._groups.dist, rank_info, name)
+        self._groups.store = store = WorldStore(self._groups.dist, rank_info)
         try:
             with self._groups.sockets.forming():
                 store.connect(self._connect_timeout)
@@ -182,7 +186,7 @@ class TorchWorld(RankBackend):
         self._groups.abort()
 
     def end(self, *, has_returned: bool) -> None:
-        """Destroy the groups, so that ranks which wait in a collective for this rank get an error."""
+        """Make ranks that wait in a collective for this rank get an error; groups end with the process."""
         if (store := self._groups.store) is None:  # no world was entered, or it has ended
             return
         if has_returned:
@@ -194,7 +198,14 @@ class TorchWorld(RankBackend):
         if self._use_gpu and not has_returned:
             # Otherwise, destroying an NCCL group may wait for collectives that a lost rank never enters.
             self._groups.abort()
-        self._groups.end()
+        self._groups.sockets.shut_down()  # what was sent still arrives
+        store.publish("ended")
+        if has_returned:
+            store.serve_until_all_ended()
+
+    def leave(self) -> None:
+        self.end(has_returned=False)
+        self._groups.leave()
 
     def close(self) -> None:
         """Break the world, so that ranks which wait in a collective get an error, including this rank."""

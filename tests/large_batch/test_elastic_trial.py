@@ -111,6 +111,10 @@ def train_with_horovods_api(config: dict[str, Any]) -> None:
     def loop(state: Any) -> None:
         setup.load_state_dict({**setup.state_dict(), "scheduler": state.scheduler})
         while state.epoch < EPOCHS:
+            if state.epoch == 8 and hvd.size() < 3:
+                time.sleep(0.02)  # the third rank starts
+                state.commit()
+                continue
             if state.epoch == 5 and hvd.rank() == 1:
                 die_once(config["folder"])
             epoch_of(model, setup, state.epoch + 1)
@@ -141,13 +145,14 @@ def alone(config: dict[str, Any], *, grows: bool) -> dict[int, tuple[float, floa
 
 
 def run(tune_run: Any, function: Any, config: dict[str, Any]) -> list[dict[str, Any]]:
-    trainable = DistributedTrainableCreator(function, num_slots=3, min_workers=2)
+    trainable = DistributedTrainableCreator(function, min_workers=2, max_workers=3)
     analysis = tune_run(trainable, config=config)
     (trial,) = analysis.trials
     assert trial.status == "TERMINATED" and trial.num_failures == 0
     (frame,) = analysis.trial_dataframes.values()
     records = frame.to_dict("records")
-    assert {each["world"] for each in records} >= {2, 3}
+    assert {each["world"] for each in records} == {2, 3}
+    assert (Path(config["folder"]) / "died").exists()
     assert all(each["world"] == each["world_size"] for each in records)
     return records
 
@@ -160,8 +165,7 @@ def test_the_same_global_batch_trains_to_the_same_weights_whatever_happens_to_th
     config = {**BASE, "global_batch_size": 20, "folder": str(tmp_path)}
     reference = alone(config, grows=function is train)
     records = run(tune_run, function, config)
-    if function is train:
-        assert [records[each]["world"] for each in (0, 6, -1)] == [3, 2, 3]
+    assert [records[each]["world"] for each in (0, -1)] == [2, 3]
     for each in records:
         weights, rate = reference[each["epoch"]]
         assert each["weights"] == pytest.approx(weights, rel=1e-11)

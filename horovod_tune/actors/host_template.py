@@ -1,4 +1,4 @@
-"""Runs in each training actor: its connection to its host's template, which forks ranks (`rank/template.py`)."""
+"""Runs in each training actor: its connection to the template of its host, `rank/template.py`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class HostTemplate:
         return pid
 
     def share(self, name: str, write: Callable[[int], None]) -> str:
-        """Return the path of a file in memory, which all ranks of this host share; the first call writes it."""
+        """Return the path of a file in memory that all ranks of this host share; the first call writes it."""
         path: str = self._call({"kind": "share", "name": name}, [], "shared")["path"]
         if not path:
             file = os.memfd_create("horovod_tune_parameters", os.MFD_CLOEXEC)
@@ -177,7 +177,7 @@ class HostTemplate:
         return message
 
     def notices(self) -> Iterator[dict[str, Any]]:
-        """Yield what the template has reported since the last call; last ``{"kind": "gone"}`` if it has ended."""
+        """Yield what the template has reported since the last call; ``{"kind": "gone"}`` if it has ended."""
         with self._calling:
             while self._notices:
                 yield self._notices.popleft()

@@ -105,7 +105,7 @@ class RankOutput:
         return "\n".join(self._newest_stall())
 
     def awaited_ranks(self) -> dict[int, str]:
-        """Return the ranks that the stall inspector found missing since the last call, with the collectives."""
+        """Return the ranks that the stall inspector newly found missing, with the collectives."""
         is_new, self._is_new_stall = self._is_new_stall, False
         return missing_ranks(self._newest_stall()) if is_new else {}
 

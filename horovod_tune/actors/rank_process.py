@@ -291,9 +291,9 @@ def describe_exit(status: int | None, oom_before: int | None = None, oom_after: 
     >>> describe_exit(-15)
     'it was ended by SIGTERM'
     >>> describe_exit(-9, 0, 1)
-    'it was ended by SIGKILL: the kernel ran out of memory (oom_kill of its cgroup rose from 0 to 1)'
+    'it was ended by SIGKILL: memory ran out (oom_kill of its cgroup rose from 0 to 1)'
     >>> describe_exit(-9, 1, 1)
-    'it was ended by SIGKILL, which another process sent: the kernel ended none of its cgroup for lack of memory'
+    'it was ended by SIGKILL, which another process sent: memory did not run out'
     """
     if status is None:
         return "it ended in an unknown way"
@@ -306,10 +306,10 @@ def describe_exit(status: int | None, oom_before: int | None = None, oom_after: 
     if -status != signal.SIGKILL:
         return text
     if oom_before is None or oom_after is None:
-        return f"{text}. The kernel killed it since memory ran out (see `dmesg`), or another process did so."
+        return f"{text}: memory ran out (see `dmesg`), or another process sent it"
     if oom_after > oom_before:
-        return f"{text}: the kernel ran out of memory (oom_kill of its cgroup rose from {oom_before} to {oom_after})"
-    return f"{text}, which another process sent: the kernel ended none of its cgroup for lack of memory"
+        return f"{text}: memory ran out (oom_kill of its cgroup rose from {oom_before} to {oom_after})"
+    return f"{text}, which another process sent: memory did not run out"
 
 
 def last_lines(output: bytes) -> str:

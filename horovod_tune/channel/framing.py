@@ -32,7 +32,7 @@ _REPLY = {"id": int, "value": object, "error": str}
 REPORTS: Schema = {
     "report": {"run": int, "index": int, "metrics": dict, "checkpoint_path": (str, _NO)},
 }
-# What a rank sends its training actor. Metrics that msgpack lacks are pickled; only the coordinator loads them.
+# What a rank sends its training actor. The coordinator unpickles metrics of types that msgpack lacks.
 RANK_MESSAGES: Schema = {
     **REPORTS,
     "pickled_report": {"run": int, "index": int, "pickled": bytes, "checkpoint_path": (str, _NO)},
@@ -44,7 +44,7 @@ RANK_MESSAGES: Schema = {
     "call": _CALL,
     "reply": _REPLY,
 }
-# What a rank receives from the coordinator. `checkpoint` holds a `CheckpointPlace`'s path, node_id and report.
+# What a rank receives from the coordinator. `checkpoint` holds a place's path, node_id and report.
 ACKS: Schema = {
     "acknowledge": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }

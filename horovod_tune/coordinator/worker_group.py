@@ -259,7 +259,7 @@ class WorkerGroup:
             self._ending[worker] = worker.actor.end_trial.remote(timeout_s)
 
     def _end_ranks(self) -> bool:
-        """Wait until the ranks' processes have ended; return False if a worker does not say that they have."""
+        """Wait until the ranks' processes have ended; return False if a worker does not reply."""
         if not self._ending:
             self.begin_end()
         ending, self._ending = self._ending, {}

@@ -258,7 +258,7 @@ class Template:
         return start
 
     def _share(self, connection: socket.socket, name: str, descriptors: Sequence[int]) -> None:
-        """Keep a file in memory for all ranks of the host; reply with its path, or nothing if it is missing."""
+        """Keep a file in memory for all ranks of the host; reply with its path, empty if there is none."""
         for each in descriptors:
             if self._shared.setdefault(name, each) != each:  # another actor was faster
                 os.close(each)

@@ -108,14 +108,19 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
-    data = frame(pack({"kind": "finished", "has_returned": 1})) + frame(pack({"kind": "needs_world", "error": "", "stalled": "x"}))
+    data = frame(pack({"kind": "finished", "has_returned": 1})) + frame(
+        pack({"kind": "needs_world", "error": "", "stalled": "x"})
+    )
     got = []
     for i in range(len(data)):
         other.sendall(data[i : i + 1])
         messages, there = channel.receive(1)
         assert there
         got += messages
-    assert got == [{"kind": "finished", "has_returned": 1}, {"kind": "needs_world", "error": "", "stalled": "x"}]
+    assert got == [
+        {"kind": "finished", "has_returned": 1},
+        {"kind": "needs_world", "error": "", "stalled": "x"},
+    ]
     other.shutdown(socket.SHUT_WR)
     assert channel.receive(1) == ([], False)
 

@@ -85,7 +85,10 @@ def test_what_does_not_fit_is_left_to_the_other_way(ends: tuple[CoordinatorChann
 def test_only_a_rank_with_the_secret_is_accepted_and_only_once() -> None:
     house = Listener()
     token = house.create_token(0)
-    strangers = [RankChannel(connect(replace(token, secret=bytes(32)))), RankChannel(connect(replace(token, secret=b"")))]
+    strangers = [
+        RankChannel(connect(replace(token, secret=bytes(32)))),
+        RankChannel(connect(replace(token, secret=b""))),
+    ]
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     silent.connect(token.address)
     invited, again = RankChannel(connect(token)), RankChannel(connect(token))

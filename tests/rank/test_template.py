@@ -119,9 +119,7 @@ print(json.dumps({"sid": os.getsid(0) == os.getpid(), "main": threading.current_
         ("raise ValueError('x')", 1),
     ],
 )
-def test_the_exit_status_is_known(
-    connect: Callable[..., HostTemplate], program: str, status: int
-) -> None:
+def test_the_exit_status_is_known(connect: Callable[..., HostTemplate], program: str, status: int) -> None:
     rank = Ranks(connect(program)).run()
     assert rank.status == status
     assert f"process {rank.pid}: " in rank.exit_text()
@@ -190,7 +188,9 @@ def test_a_module_that_cannot_be_imported_is_named(connect: Callable[..., HostTe
         ("template_reads_input", "EOFError"),
         ("template_exits", "SystemExit: 3"),
     ):
-        with pytest.raises(StartFailed, match=f"the module '{module}' of preload= cannot be imported: {error}"):
+        with pytest.raises(
+            StartFailed, match=f"the module '{module}' of preload= cannot be imported: {error}"
+        ):
             connect(preload=(module,))
 
 
@@ -231,7 +231,9 @@ def test_files_in_memory_are_written_once_per_host(connect: Callable[..., HostTe
     assert Path(path).read_bytes() == b"weights"
 
 
-def test_a_stranger_that_connects_changes_nothing(connect: Callable[..., HostTemplate], tmp_path: Path) -> None:
+def test_a_stranger_that_connects_changes_nothing(
+    connect: Callable[..., HostTemplate], tmp_path: Path
+) -> None:
     host_template = connect()
     (path,) = tmp_path.iterdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:

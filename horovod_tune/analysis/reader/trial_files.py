@@ -52,7 +52,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             tell(f"params.json is {reason}")
         if not params and not (rows and mapping(rows[-1].get("config"))):
             tell("params.json is missing")
-    if error is not None or trial.status == "ERROR":  # Ray 0.8 wrote the state before the error
+    if error is not None or trial.status == "ERROR":
         text = read("error.txt") or b"error.txt is missing"
         if len(text) > _LARGEST_ERROR:
             half = _LARGEST_ERROR // 2
@@ -136,7 +136,7 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
     first, spent = seconds(rows[0].get("timestamp")), seconds(rows[0].get("time_total_s"))
     if start is None and first is not None and spent is not None:
         start = max(0.0, first - spent)
-    # A clock may be set back, and Ray 1.x recorded whole seconds.
+    # A clock may be set back.
     ends = [each for each in (trial.end_time, *(seconds(row.get("timestamp")) for row in rows)) if each]
     return replace(
         trial,

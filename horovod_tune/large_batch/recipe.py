@@ -154,7 +154,7 @@ class TrainingSetup:
         Raises:
             HyperparameterError: `state_dict` is not the state of a `TrainingSetup`.
         """
-        missing = sorted({"kind", "optimizer", "scheduler", "noise_scale"} - set(state_dict))
+        missing = sorted({"kind", "optimizer", "scheduler", "noise_scale", "scaler"} - set(state_dict))
         if missing:
             lacks = f"it lacks {', '.join(missing)}"
             raise bounds.HyperparameterError(f"state_dict must be one of TrainingSetup.state_dict(), {lacks}")
@@ -164,11 +164,9 @@ class TrainingSetup:
         base = self.scheduler.base_batch_size
         self.scheduler.load_state_dict({**state_dict["scheduler"], "base_batch_size": base})
         self.batch.resize(self.split.global_batch_size)
-        if state_dict["noise_scale"] is not None:  # as in states of earlier versions
-            self.noise_scale.load_state_dict(state_dict["noise_scale"])
+        self.noise_scale.load_state_dict(state_dict["noise_scale"])
         scaler = self.accumulator.scaler
-        # Those have no scaler, or the empty state of a disabled one.
-        if scaler is not None and state_dict.get("scaler"):
+        if scaler is not None and state_dict["scaler"] is not None:
             scaler.load_state_dict(state_dict["scaler"])
 
 

@@ -108,6 +108,16 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
     return bool(optimizer.op == hvd.Average)
 
 
+def mean_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the mean of a tensor over all ranks."""
+    if (size := world_size()) == 1:
+        return tensor
+    if (hvd := horovod()) is not None:
+        return hvd.allreduce(tensor, name="horovod_tune.large_batch.mean", op=hvd.Average)
+    torch.distributed.all_reduce(tensor)
+    return tensor / size
+
+
 def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None:
     """Sum the gradients over the ranks of torch.distributed; a missing gradient counts as zeros."""
     gradients = []

@@ -6,7 +6,8 @@ batches.py, accumulation.py       a global batch in several passes, also if its 
 noise_scale.py, growth.py         which batch size is enough, and batches that grow
 recipe.py                         optimiser, schedule and accumulation from a configuration
 
-All of it runs in each rank of a trial, of `horovodrun` or of `torchrun`, or in a single process.
+All of it runs in each rank of a trial, of `horovodrun` or of `torchrun`, or in a single process. Arguments
+that are out of bounds, or that contradict each other or the world, raise `HyperparameterError`.
 """
 
 from __future__ import annotations

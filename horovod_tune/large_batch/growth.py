@@ -31,13 +31,10 @@ class BatchGrowth:
         policy: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth` or a function of your own. With
             `decay_at_limit` it gets the batch as it would be without a limit.
         batch: The batch to grow: that of `from_config`, or one of your own.
-        max_global_batch_size: The limit of growth.
+        max_global_batch_size: The limit of growth, at least the batch at the start unless this follows the
+            number of ranks.
         decay_at_limit: If True, the rate is divided by the part of the factor that the limit does not allow
             (Smith et al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
-
-    Raises:
-        HyperparameterError: The limit is below the batch at the start, and this batch does not depend on the
-            number of ranks.
     """
 
     def __init__(
@@ -187,10 +184,6 @@ def largest_eigenvalue(
         parameters: The parameters of the Hessian; those that require no gradient are left out.
         max_products: The most Hessian-vector products; each costs about as much as two gradients.
         tolerance: Relative change of the eigenvalue at which to stop.
-
-    Raises:
-        HyperparameterError: A number is out of bounds, no parameter requires a gradient, or the curvature is
-            not finite.
 
     >>> weights = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
     >>> loss = lambda: (torch.tensor([1.0, 2.0, 5.0]) * weights**2).sum() / 2

@@ -150,9 +150,6 @@ class TrainingSetup:
 
         So PBT may change a trial's configuration between saving and loading. If the kind of optimiser has
         changed, the new optimiser's state starts empty.
-
-        Raises:
-            HyperparameterError: `state_dict` is not the state of a `TrainingSetup`.
         """
         missing = sorted({"kind", "optimizer", "scheduler", "noise_scale", "scaler"} - set(state_dict))
         if missing:

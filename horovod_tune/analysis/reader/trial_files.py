@@ -136,7 +136,7 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
     first, spent = seconds(rows[0].get("timestamp")), seconds(rows[0].get("time_total_s"))
     if start is None and first is not None and spent is not None:
         start = max(0.0, first - spent)
-    # A clock may be set back.
+    # A clock may be set back, and Ray 1.x recorded whole seconds.
     ends = [each for each in (trial.end_time, *(seconds(row.get("timestamp")) for row in rows)) if each]
     return replace(
         trial,

@@ -87,6 +87,8 @@ def _packages(info: NodeInfo) -> Iterator[Finding]:
             yield problem(name, f"horovod_tune needs {line}.", f"pip install '{line.split(' (')[0]}'")
     for name, why in info.broken.items():
         cure = "Install it there, or ship it: ray.init(runtime_env={'py_modules': [...]})"
+        if name not in info.modules:
+            cure = f"pip install --force-reinstall {name}"
         yield problem(name, f"{name} cannot be imported: {why}", cure)
     for name, seconds in info.slow.items():
         what = f"The import of {name} takes more than {seconds:.0f} s; it may still work."

@@ -33,6 +33,9 @@ PROBES = {
         "{'gpus': [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]}",
     ),
     "horovod": ("import horovod.torch as hvd", HOROVOD_FACTS),
+    "ray": ("import ray.tune", "{}"),
+    "bayesian-optimization": ("import bayes_opt", "{}"),
+    "pandas": ("import pandas", "{}"),
 }
 
 
@@ -46,10 +49,11 @@ class NodeInfo:
     # Versions of this package's own requirements; None for one that is missing.
     packages: dict[str, str | None]
     unmet: tuple[str, ...] = ()  # requirements of this package that the installed packages do not meet
-    # Modules of a training function that cannot be imported, and why.
+    # Packages, and modules of a training function, that cannot be imported, and why.
     broken: dict[str, str] = field(default_factory=dict)
     # Those whose import had not ended after this many seconds: nothing more is known about them.
     slow: dict[str, float] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()  # the modules of the training function that were tried
     torch: InstalledTorch | None = None
     horovod: InstalledHorovod | None = None
     # The addresses of the network interfaces that are up.
@@ -62,7 +66,7 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     horovod, torch = installed_horovod(), installed_torch()
     packages, unmet = requirements()
     there = {"torch": torch, "horovod": horovod}
-    probes = {name: program for name, program in PROBES.items() if there[name]}
+    probes = {name: program for name, program in PROBES.items() if there.get(name) or packages.get(name)}
     for name in modules:
         probes.setdefault(name, (f"import importlib; importlib.import_module({name!r})", "{}"))
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -79,6 +83,7 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         unmet=unmet,
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
+        modules=tuple(modules),
         torch=replace(torch, **of_torch) if torch else None,
         horovod=replace(horovod, **found["horovod"]) if horovod else None,
         interfaces=interfaces(),

@@ -15,10 +15,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from horovod_tune.bounds import HyperparameterError
+
 _MODULES = {
     "accumulation": "GradientAccumulator StepResult",
     "batches": "BatchSplit GlobalBatch rank_passes split_batch steps_per_epoch",
-    "bounds": "HyperparameterError",
     "curves": "Constant Cosine InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
     "growth": "BatchGrowth CurvatureGrowth FixedGrowth NoiseScaleGrowth largest_eigenvalue",
     "layer_wise": "Lamb Lars TrustRatioError parameter_groups",
@@ -28,7 +29,7 @@ _MODULES = {
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = sorted(_LAZY)
+__all__ = sorted([*_LAZY, HyperparameterError.__name__])
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.layer_wise import norms
 from horovod_tune.large_batch.noise_scale import NoiseScale, gradient_norms
 from horovod_tune.large_batch.world import (

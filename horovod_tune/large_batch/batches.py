@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.accumulation import GradientAccumulator
 from horovod_tune.large_batch.lr_scheduler import LargeBatchLR
 
@@ -52,7 +52,7 @@ def split_batch(
     BatchSplit(global_batch_size=4096, world_size=8, passes=4, micro_batch_size=128)
     >>> split_batch(4096, 6)
     Traceback (most recent call last):
-    horovod_tune.large_batch.bounds.HyperparameterError: global_batch_size must be a multiple of the world \
+    horovod_tune.bounds.HyperparameterError: global_batch_size must be a multiple of the world \
 size 6, such as 4092 or 4098, got 4096
     >>> split_batch(4096, 6, even=False).local_batch_size
     683

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 
 Schedule = Callable[[float], float]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.batches import GlobalBatch
 from horovod_tune.large_batch.noise_scale import NoiseEstimate
 from horovod_tune.large_batch.world import mean_over_ranks

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 
 Group = dict[str, Any]
 

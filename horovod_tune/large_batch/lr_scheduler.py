@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.curves import Schedule
 
 _KEPT = ("last_epoch", "_step_count", "_reduction", "steps_per_epoch", "global_batch_size", "base_batch_size")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from scipy.special import stdtrit
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.layer_wise import norm
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds, curves
+from horovod_tune import bounds
+from horovod_tune.large_batch import curves
 from horovod_tune.large_batch.accumulation import GradientAccumulator, StepResult
 from horovod_tune.large_batch.batches import (
     BatchSplit,

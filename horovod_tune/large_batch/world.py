@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 
 # Bytes of gradients per collective. Many small collectives are slow; a large one needs a large copy.
 PIECE_BYTES = 1 << 26

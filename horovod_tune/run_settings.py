@@ -15,6 +15,7 @@ import numpy as np
 from ray import cloudpickle
 from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
+from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.search.sample import Categorical
 
 from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
@@ -190,7 +191,7 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool) -> dict[st
     _prepare_search(changed)
     with best_effort("writing the metadata of the experiment"):
         callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
-    if type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
+    if isinstance(arguments.get("scheduler"), PopulationBasedTraining):
         changed["reuse_actors"] = True  # our trials do so anyway; otherwise Tune advises users to set it
     if quiet:
         changed["verbose"] = 0

@@ -151,9 +151,17 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
     assert len(warned) == 1 and warned[0].levelno == logging.WARNING
 
 
-def test_other_trainables_keep_tunes_settings_and_tune_does_not_advise_what_happens_anyway(new_output):
+def test_other_trainables_keep_tunes_settings(new_output):
     assert settings(trainable=tune.Trainable, config={}) == {"config": {}}
-    scheduler = PopulationBasedTraining(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
+
+
+class OwnPopulation(PopulationBasedTraining):
+    """A user's subclass, for which Tune advises the same."""
+
+
+@pytest.mark.parametrize("kind", [PopulationBasedTraining, OwnPopulation])
+def test_tune_does_not_advise_what_happens_anyway(new_output, kind):
+    scheduler = kind(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
     assert settings(scheduler=scheduler)["reuse_actors"] is True
 
 

@@ -96,21 +96,11 @@ def _packages(info: NodeInfo) -> Iterator[Finding]:
 
 
 def _torch(info: NodeInfo) -> Iterator[Finding]:
-    torch, gpu = info.torch, info.gpu_devices[0] if info.gpu_devices else None
-    if torch is None:
+    if (torch := info.torch) is None:
         yield problem("torch", "torch is not installed.", f"pip install torch, then {INSTALL}")
     elif torch.error is not None:
         cure = f"pip install --force-reinstall torch, then {INSTALL}"
         yield problem("torch", f"torch {torch.version} cannot be imported: {torch.error}", cure)
-    elif gpu is None or "torch" in info.slow:
-        return
-    elif torch.cuda is None and "torch_xla" not in info.packages:
-        what = f"This machine has a GPU ({gpu}), but torch {torch.version} is a CPU build."
-        cure = f"For trials with use_gpu=True: install a CUDA build of torch, then {INSTALL} --gpu nccl"
-        yield warning("torch", what, cure)
-    elif torch.cuda is not None and not torch.gpus:
-        cure = f"Look at nvidia-smi: the driver must be new enough for CUDA {torch.cuda}."
-        yield warning("torch", f"This machine has a GPU ({gpu}), but torch sees none.", cure)
 
 
 def _horovod(info: NodeInfo) -> Iterator[Finding]:

@@ -6,9 +6,7 @@ crashes would end this process.
 
 from __future__ import annotations
 
-import glob
 import importlib.metadata
-import os
 import platform
 import socket
 import sys
@@ -16,8 +14,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-
-import psutil
 
 from horovod_tune.actors.ranks import interfaces
 from horovod_tune.horovod_build.installed import (
@@ -30,7 +26,6 @@ from horovod_tune.horovod_build.installed import (
     probe,
 )
 
-GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 # By package: what a process imports, and an expression for a dict of facts about it.
 PROBES = {
     "torch": (
@@ -49,11 +44,8 @@ class NodeInfo:
     """One machine and the Python environment that was examined."""
 
     host: str
-    system: str
     python: str
     executable: str
-    cpus: int
-    memory: int  # in bytes
     # Versions of this package's own requirements; None for one that is missing.
     packages: dict[str, str | None]
     unmet: tuple[str, ...] = ()  # requirements of this package that the installed packages do not meet
@@ -64,7 +56,6 @@ class NodeInfo:
     modules: tuple[str, ...] = ()  # the modules of the training function that were tried
     torch: InstalledTorch | None = None
     horovod: InstalledHorovod | None = None
-    gpu_devices: tuple[str, ...] = ()  # the GPUs' device files, whether or not torch can use them
     # The addresses of the network interfaces that are up.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -86,11 +77,8 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
     return NodeInfo(
         host=socket.gethostname(),
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         executable=sys.executable,
-        cpus=len(os.sched_getaffinity(0)),
-        memory=psutil.virtual_memory().total,
         packages=packages,
         unmet=unmet,
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
@@ -98,7 +86,6 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         modules=tuple(modules),
         torch=replace(torch, **of_torch) if torch else None,
         horovod=replace(horovod, **found["horovod"]) if horovod else None,
-        gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         interfaces=interfaces(),
     )
 

@@ -52,7 +52,7 @@ def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
     """Return the table of one machine."""
     marks = {finding.subject: MARKS[finding.level] for finding in reversed(findings)}
     rows = {
-        "host": f"{info.host}: {info.system}, {info.cpus} CPUs, {info.memory / 1024**3:.1f} GiB memory",
+        "host": info.host,
         "Python": f"{info.python}  {info.executable}",
         "torch": _torch(info),
         **{name: version or "not installed" for name, version in info.packages.items() if name != "torch"},

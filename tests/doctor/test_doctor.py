@@ -33,16 +33,11 @@ def test_a_sound_machine_has_no_findings() -> None:
     assert diagnose(SOUND) == []
 
 
-@pytest.mark.parametrize("name", ["torch", "horovod", "ray"])
+@pytest.mark.parametrize("name", ["torch", "horovod", "mymodel"])
 def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
-    bare = {"torch": replace(TORCH, cuda=None, gpus=()), "horovod": replace(HOROVOD, gloo=False)}
-    facts = replace(
-        SOUND,
-        slow={name: 120.0},
-        gpu_devices=("/dev/nvidia0",) if name == "torch" else (),
-        **({name: bare[name]} if name in bare else {}),
-    )
-    (found,) = diagnose(facts)
+    bare = {"torch": replace(TORCH, gpus=()), "horovod": replace(HOROVOD, gloo=False)}
+    changed = {name: bare[name]} if name in bare else {}
+    (found,) = diagnose(replace(SOUND, slow={name: 120.0}, **changed))
     assert (found.level, found.subject) == ("warning", name)
     assert "takes more than 120 s" in found.what
 
@@ -81,7 +76,6 @@ def test_with_a_problem_no_trial_can_run(changes: dict[str, Any], subject: str, 
     assert what in findings[0].what and cure in findings[0].cure
 
 
-GPU = ("/dev/nvidia0",)
 # Of the version that Horovod was compiled for.
 CUDA_TORCH = InstalledTorch(TORCH.version, "12.8", ("NVIDIA H100",))
 
@@ -91,9 +85,7 @@ CUDA_TORCH = InstalledTorch(TORCH.version, "12.8", ("NVIDIA H100",))
     [
         ({"horovod": UNPATCHED}, "horovod", "lacks patches", "horovod-tune install-horovod"),
         ({"horovod": replace(NCCL_HOROVOD, version="1+ht6.nccl")}, "horovod", "lacks patches", "--gpu nccl"),
-        ({"gpu_devices": GPU}, "torch", "is a CPU build", "--gpu nccl"),
-        ({"gpu_devices": GPU, "torch": replace(CUDA_TORCH, gpus=())}, "torch", "sees none", "nvidia-smi"),
-        ({"gpu_devices": GPU, "torch": CUDA_TORCH}, "horovod", "built without NCCL", "--gpu nccl"),
+        ({"torch": CUDA_TORCH}, "horovod", "built without NCCL", "--gpu nccl"),
         ({"horovod": None}, "horovod", 'trials need backend="torch"', "install-horovod"),
     ],
 )
@@ -116,7 +108,6 @@ def test_this_machine_can_run_trials_and_its_facts_travel() -> None:
     assert can_run_trials(findings), findings
     assert here.torch is not None and here.torch.version == here.packages["torch"]
     assert here.horovod is not None and here.horovod.gloo and here.horovod.error is None
-    assert here.memory > 0 and here.cpus > 0
     assert any("127.0.0.1" in addresses for addresses in here.interfaces.values())
     assert pickle.loads(pickle.dumps(here)) == here
     assert json.loads(json.dumps(asdict(here)))["host"] == here.host

@@ -97,7 +97,8 @@ def test_a_rank_is_a_session_with_new_random_numbers_and_an_empty_input(
     program = """
 import json, random, sys, threading
 import numpy
-print(json.dumps({"sid": os.getsid(0) == os.getpid(), "main": threading.current_thread() is threading.main_thread(),
+is_main = threading.current_thread() is threading.main_thread()
+print(json.dumps({"sid": os.getsid(0) == os.getpid(), "main": is_main,
     "threads": threading.active_count(), "input": sys.stdin.read(), "arguments": sys.argv[1:],
     "random": random.random(), "numpy": numpy.random.rand()}))
 """

@@ -52,7 +52,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             tell(f"params.json is {reason}")
         if not params and not (rows and mapping(rows[-1].get("config"))):
             tell("params.json is missing")
-    if error is not None or trial.status == "ERROR":  # Ray 0.8 wrote the state before the error
+    if error is not None or trial.status == "ERROR":
         text = read("error.txt") or b"error.txt is missing"
         if len(text) > _LARGEST_ERROR:
             half = _LARGEST_ERROR // 2

@@ -28,7 +28,7 @@ def number(
 
     >>> number("momentum", 1.0, at_least=0, less_than=1)
     Traceback (most recent call last):
-    horovod_tune.large_batch.bounds.HyperparameterError: momentum must be at least 0 and less than 1, got 1.0
+    horovod_tune.bounds.HyperparameterError: momentum must be at least 0 and less than 1, got 1.0
     """
     found = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):

@@ -25,8 +25,8 @@ Schema = Mapping[str, Mapping[str, type | tuple[type, ...]]]
 _NUMBER = (int, float)
 _NO = type(None)
 # A request of one end that the other end answers, or the error with which it failed.
-_CALL = {"id": int, "method": str, "arguments": (list, tuple)}
-_REPLY = {"id": int, "value": object, "error": str}
+_CALL: Mapping[str, type | tuple[type, ...]] = {"id": int, "method": str, "arguments": (list, tuple)}
+_REPLY: Mapping[str, type | tuple[type, ...]] = {"id": int, "value": object, "error": str}
 
 # What a rank sends the coordinator on its own host.
 REPORTS: Schema = {

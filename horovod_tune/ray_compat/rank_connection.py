@@ -7,10 +7,12 @@ run outside the trial's placement group, and end with the rank.
 from __future__ import annotations
 
 import atexit
+import functools
 import io
 import logging
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -85,15 +87,37 @@ def _connect_first(original: Callable[..., Any], *arguments: Any, **keywords: An
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, pickled: bytes) -> None:
+        super().__init__(io.BytesIO(pickled))
+        # The globals of the functions in it.
+        self.namespaces: list[dict[str, Any]] = []
+
     def find_class(self, module_name: str, name: str, /) -> Any:
         if name in _NEED_A_CONNECTION:
             connect()
-        return super().find_class(module_name, name)
+        found = super().find_class(module_name, name)
+        return functools.partial(self._make, found) if name == "_make_function" else found
+
+    def _make(
+        self, make_function: Callable[..., Any], code: Any, namespace: dict[str, Any], *rest: Any
+    ) -> Any:
+        self.namespaces.append(namespace)
+        return make_function(code, namespace, *rest)
 
 
 def loads(pickled: bytes) -> Any:
-    """Return what `ray.cloudpickle` has pickled; connect first if references to Ray's objects are in it."""
-    return _Unpickler(io.BytesIO(pickled)).load()
+    """Return what `ray.cloudpickle` has pickled; connect first if references to Ray's objects are in it.
+
+    What it brings of the driver's script becomes part of ``__main__``, where pickle looks for it: in forks of
+    a pool, or for `torch.save` of a model.
+    """
+    unpickler = _Unpickler(pickled)
+    loaded = unpickler.load()
+    for namespace in unpickler.namespaces:
+        if namespace.get("__name__") == "__main__":
+            new = {name: value for name, value in namespace.items() if not name.startswith("__")}
+            vars(sys.modules["__main__"]).update(new)
+    return loaded
 
 
 def _warn_of_long_waits(descriptor: Any, resources: Any, strategy: Any) -> None:

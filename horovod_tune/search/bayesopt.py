@@ -21,6 +21,7 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 from threadpoolctl import ThreadpoolController
 
+from horovod_tune.analysis.scoring import as_number
 from horovod_tune.ray_compat.patches import drawn_values
 from horovod_tune.search import state_file
 from horovod_tune.search.earlier_experiment import fit_into, read_previous
@@ -30,7 +31,6 @@ from horovod_tune.search.history import (
     History,
     Objectives,
     Trial,
-    as_number,
     parse_limits,
     reward,
     seed_for,
@@ -377,7 +377,8 @@ class BayesOptSearch(Searcher):
         if self._earlier is not None and not self._history.earlier:
             used, message = fit_into(self._reader(self._space), self._earlier, self._metric, self._time_attr)
             self._history.earlier = used
-            logger.log(logging.INFO if used else logging.WARNING, message)
+            # Messages at level INFO are not shown by default.
+            logger.log(logging.INFO if len(used) == len(self._earlier) else logging.WARNING, message)
         self._earlier = None
         return self._space
 

@@ -12,12 +12,11 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
-from horovod_tune.analysis.scoring import check_metric_name
+from horovod_tune.analysis.scoring import as_number, check_metric_name
 from horovod_tune.large_batch import bounds
 from horovod_tune.ray_compat.patches.paused_trials import mend_paused_trials
 from horovod_tune.ray_compat.queries import reports_of
 from horovod_tune.ray_compat.schedules import acquire_slot, release_slot
-from horovod_tune.search.history import as_number
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import importlib
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -35,8 +37,25 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+# What a terminal that is not UTF-8 shows instead of the signs in our text, each of one character.
+_ASCII = str.maketrans("▁▂▃▄▅▆▇█·…─", "_.,-=+*#.~-")
+
+
+def _other_signs(error: UnicodeError) -> tuple[str, int]:
+    """Return what is written for characters that a stream's encoding lacks: another sign, or their code."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
+
+
+codecs.register_error("horovod_tune.other_signs", _other_signs)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="horovod_tune.other_signs")
     arguments = build_parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))

@@ -10,21 +10,21 @@ import glob
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-import psutil
-
-from horovod_tune.actors.ranks import interfaces
 from horovod_tune.horovod_build.installed import (
     HOROVOD_FACTS,
     IMPORT_TIMEOUT_S,
     InstalledHorovod,
     InstalledTorch,
+    imported_file,
     installed_horovod,
     installed_torch,
     probe,
@@ -61,6 +61,8 @@ class NodeInfo:
     broken: dict[str, str] = field(default_factory=dict)
     # Those whose import had not ended after this many seconds: nothing more is known about them.
     slow: dict[str, float] = field(default_factory=dict)
+    # If an import failed: by package that is installed, another file that its import finds.
+    shadows: dict[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # the modules of the training function that were tried
     torch: InstalledTorch | None = None
     horovod: InstalledHorovod | None = None
@@ -82,6 +84,12 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         answers = pool.map(lambda each: probe(each[0], each[1], end - time.monotonic()), probes.values())
         found = dict(zip(probes, answers, strict=True))
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
+    for name in PROBES.keys() & found.keys():
+        file = imported_file(PROBES[name][0].split()[1].split(".")[0])
+        if "error" in found[name] and file is not None:
+            found[name]["error"] += f" (imported from {file})"
+    lost = [name for name, one in there.items() if one is None and _version(name) is not None]
+    failed = lost or any("error" in answer for answer in found.values())
     of_torch = found.get("torch", {})
     of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
     return NodeInfo(
@@ -90,39 +98,75 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         python=platform.python_version(),
         executable=sys.executable,
         cpus=len(os.sched_getaffinity(0)),
-        memory=psutil.virtual_memory().total,
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         packages=packages,
         unmet=unmet,
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
+        shadows=dict(_shadows(packages | {"horovod": None})) if failed else {},
         modules=tuple(modules),
         torch=replace(torch, **of_torch) if torch else None,
         horovod=replace(horovod, **found["horovod"]) if horovod else None,
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
-        interfaces=interfaces(),
+        interfaces=_interfaces(),
     )
+
+
+def _interfaces() -> dict[str, tuple[str, ...]]:
+    try:
+        from horovod_tune.actors.ranks import interfaces
+
+        return interfaces()
+    except (ImportError, AttributeError):  # psutil is missing or hidden, which is a finding
+        return {}
+
+
+def _shadows(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each installed package that is hidden by another of its name, and the file of the other.
+
+    Such as a clone of Horovod's sources in the current folder, or a user's own `torch.py`.
+    """
+    for package in packages:
+        try:
+            files = importlib.metadata.distribution(package).files or ()
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:  # those of an editable installation are not listed
+            folder, _, name = str(file).rpartition("/")
+            if "/" in folder or (name != "__init__.py" if folder else not name.endswith(".py")):
+                continue
+            found = imported_file(folder or name.removesuffix(".py"))
+            if found is not None and found.resolve() != Path(str(file.locate())).resolve():
+                yield package, str(found)
 
 
 def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Return the versions of this package's requirements, and those requirements that are not met."""
-    from packaging.requirements import Requirement
-
     versions: dict[str, str | None] = {"horovod_tune": _version("horovod_tune")}
     unmet = []
     # A copy of the package that was not installed (PYTHONPATH, py_modules) has no metadata.
     lines = importlib.metadata.requires("horovod_tune") if versions["horovod_tune"] is not None else None
     for line in lines or ():
-        wanted = Requirement(line)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        wanted, _, marker = (part.strip() for part in line.partition(";"))
+        name = re.split(r"[^\w.-]", wanted)[0]
+        if "extra ==" in marker:
             continue
-        version = versions[wanted.name] = _version(wanted.name)
+        version = versions[name] = _version(name)
         if version is None:
             unmet.append(f"{wanted} (not installed)")
-        elif not wanted.specifier.contains(version, prereleases=True):
+        elif not _meets(version, line):
             unmet.append(f"{wanted} (installed: {version})")
     if (xla := _version("torch_xla")) is not None:
         versions["torch_xla"] = xla
     return versions, tuple(unmet)
+
+
+def _meets(version: str, requirement: str) -> bool:
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # it is missing or hidden, which is a finding
+        return True
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def _version(name: str) -> str | None:

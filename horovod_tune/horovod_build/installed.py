@@ -139,6 +139,16 @@ def _package_folder(name: str) -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def imported_file(module: str) -> Path | None:
+    """Return the file that the import of a top-level module finds, or None."""
+    importlib.invalidate_caches()
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
+
+
 OLDEST_CMAKE = (3, 13)
 CUDA_VARIABLES = ("HOROVOD_CUDA_HOME", "CUDA_HOME")
 

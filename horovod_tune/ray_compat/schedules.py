@@ -61,10 +61,16 @@ def describe_searcher(search: Any) -> str:
     return describe_searcher(inner) + (f", at most {bound:g} at a time" if bound else "")
 
 
-def space_of(search: Any) -> Any:
-    """Return the space that was passed to the search algorithm itself; None if there is none."""
+def innermost(search: Any) -> Any:
+    """Return the searcher inside a SearchGenerator, a ConcurrencyLimiter or a Repeater."""
     while getattr(search, "searcher", None) is not None:
         search = search.searcher
+    return search
+
+
+def space_of(search: Any) -> Any:
+    """Return the space that was passed to the search algorithm itself; None if there is none."""
+    search = innermost(search)
     return getattr(search, "space_spec", getattr(search, "_space", None))
 
 

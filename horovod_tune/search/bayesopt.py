@@ -249,8 +249,7 @@ class BayesOptSearch(Searcher):
         if trial is not None:
             metric = self._objectives().metrics[0]
             value = as_number(result.get(metric))
-            if metric in result:
-                trial.last = value
+            trial.last = trial.last if value is None else value  # not every report has the metric
             self._add_report(trial, result, value)
 
     def on_trial_complete(
@@ -263,7 +262,8 @@ class BayesOptSearch(Searcher):
             return
         objectives = self._objectives()
         metric = objectives.metrics[0]
-        value = as_number(flat[metric]) if metric in flat else trial.last
+        value = as_number(flat.get(metric))
+        value = trial.last if value is None else value
         self._add_report(trial, flat, value)
         trial.end(objectives.final_value(trial, value), error)
         if flat and trial.ending is Ending.UNKNOWN:

@@ -153,3 +153,21 @@ def test_options_that_the_files_write_alike_are_named() -> None:
     text = written({"f": choice.categories[0]})
     with pytest.raises(SpaceError, match="stands for each of"):
         BayesOptSearch({"f": choice}, "loss", "min", points_to_evaluate=[text])
+
+
+def test_a_trial_counts_with_the_last_number_that_it_reported() -> None:
+    """As for `analyze`: some report None instead of leaving the metric out."""
+    search = BayesOptSearch({"x": tune.uniform(0, 1)}, "loss", "min")
+    for trial, later in (("a", {"loss": None}), ("b", {"loss": "n/a"}), ("c", {})):
+        search.suggest(trial)
+        search.on_trial_result(trial, {"loss": 0.5, "training_iteration": 1})
+        search.on_trial_result(trial, {**later, "training_iteration": 2})
+        search.on_trial_complete(trial, {**later, "training_iteration": 2})
+    assert [trial.value for trial in search._history.trials.values()] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("given", [[1], [1, 2, 3], []])
+def test_a_constant_list_of_another_length_is_refused(given: list[int]) -> None:
+    search = BayesOptSearch(metric="loss", mode="min", points_to_evaluate=[{"x": 0.5, "sizes": given}])
+    with pytest.raises(SpaceError, match=r"'sizes' is the constant \[1, 2\]"):
+        search.set_search_properties("loss", "min", {"x": tune.uniform(0, 1), "sizes": [1, 2]})

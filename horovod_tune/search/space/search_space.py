@@ -251,8 +251,8 @@ def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
                     f"'{path_name((*path, key))}' is not in the search space; it has {sorted(map(str, spec))}"
                 )
             _refuse_unknown(value, spec[own[key]], (*path, key))
-    elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)):
-        for index, (value, inner) in enumerate(zip(config, spec, strict=False)):
+    elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)) and len(spec) == len(config):
+        for index, (value, inner) in enumerate(zip(config, spec, strict=True)):
             _refuse_unknown(value, inner, (*path, index))
     elif not equal_as_written(config, spec):
         raise SpaceError(

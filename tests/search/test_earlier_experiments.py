@@ -62,6 +62,7 @@ def test_a_frame_is_learned_from_if_the_metric_is_named_like_one_of_its_columns(
         (tune.randint(1, 9), 3),
         (tune.choice([True, False]), True),
         (tune.choice(["a", "b"]), "a"),
+        (tune.choice([(1, 2), (3,)]), [1, 2]),
         (None, None),
     ],
 )

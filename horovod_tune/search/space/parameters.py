@@ -325,9 +325,15 @@ def as_written(value: Any) -> str:
     return _ADDRESS.sub("", text)
 
 
-def equal_as_written(left: Any, right: Any) -> bool:
-    """Return True if two values of any type are equal, or one may have been read from the other's file."""
-    return (type(left) is type(right) and equal(left, right)) or as_written(left) == as_written(right)
+def equal_as_written(own: Any, read: Any) -> bool:
+    """Return True if two values of any type are equal, or the second may be the first as it was stored.
+
+    In a table that `horovod-tune export` wrote, a list is text.
+    """
+    if type(own) is type(read) and equal(own, read):
+        return True
+    text = as_written(own)
+    return text == as_written(read) or (isinstance(read, str) and text == read)
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -254,7 +254,7 @@ def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
     elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)) and len(spec) == len(config):
         for index, (value, inner) in enumerate(zip(config, spec, strict=True)):
             _refuse_unknown(value, inner, (*path, index))
-    elif not equal_as_written(config, spec):
+    elif not equal_as_written(spec, config):
         raise SpaceError(
             f"'{path_name(path)}' is the constant {spec!r}, got {config!r}; leave it out to use the constant"
         )

@@ -172,11 +172,10 @@ class BayesOptSearch(Searcher):
             if self._is_restored:
                 own = {"metric": self._metric, "mode": self._mode}
                 state_file.check_same_search(own, metric, mode, [])
-            for name, own, given in (("metric", self._metric, metric), ("mode", self._mode, mode)):
-                if own and given and own != given:
-                    self._warn_once(
-                        name, f"{name}={given!r} of the tuner counts, not {name}={own!r} of BayesOptSearch"
-                    )
+            for name, before, given in (("metric", self._metric, metric), ("mode", self._mode, mode)):
+                if before and given and before != given:
+                    what = f"{name}={given!r} of the tuner counts, not {name}={before!r} of BayesOptSearch"
+                    self._warn_once(f"given {name}", what)
             self._metric, self._mode = metric or self._metric, mode or self._mode
         stop = spec.get("stop")
         if self._optimizer.horizon is None and isinstance(stop, Mapping):

@@ -43,8 +43,7 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
     used: list[Trial] = []
     reasons: Counter[str] = Counter()
     for config, reports in rows:
-        known = known_values(reports, [metric, time_attr]) if metric else ()
-        *_, (value, time) = [(None, None), *known]
+        *_, (value, time) = [(None, None), *known_values(reports, [metric or "", time_attr])]
         if value is None:
             reasons[f"no number {metric!r}"] += 1
             continue

@@ -36,7 +36,9 @@ _CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures
 _NAME, _TEXT, _GAP = 12, 24, 3
 
 
-def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True) -> Group:
+def view(
+    analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True, is_live: bool = False
+) -> Group:
     """Return the experiment for rich to print: the best trial, a table of trials, failures, a summary.
 
     The table has only the columns that fit into `width` characters. Ids and numbers are never cut.
@@ -46,7 +48,7 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: 
     parts: list[RenderableType] = [head, Text()]
     if len(analysis.runs) > 1:
         parts += [_safe(several_runs(analysis.record), "yellow"), Text()]
-    parts += [*_best(analysis), _table(analysis, rows, width), Text()]
+    parts += [*_best(analysis, is_live), _table(analysis, rows, width), Text()]
     errors = analysis.errors()
     if errors:
         parts.append(Text(f"{len(errors)} failed", style="bold red"))
@@ -74,7 +76,7 @@ def _safe(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
-def _best(analysis: Analysis) -> list[RenderableType]:
+def _best(analysis: Analysis, is_live: bool) -> list[RenderableType]:
     if not analysis.has_best:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text.assemble(
@@ -85,8 +87,8 @@ def _best(analysis: Analysis) -> list[RenderableType]:
     if len(written) > _CONFIG_LINES:
         written[_CONFIG_LINES:] = [f"… and {len(written) - _CONFIG_LINES} more lines: see best_config"]
     checkpoint = analysis.best_checkpoint_path or "none kept"
-    # To be copied, and so not broken into lines.
-    whole: dict[str, Any] = {"no_wrap": True, "overflow": "ignore"}
+    # To be copied, and so not broken into lines; a live view would cut long ones.
+    whole: dict[str, Any] = {} if is_live else {"no_wrap": True, "overflow": "ignore"}
     copied = ("\n".join(written), one_line(f"checkpoint: {checkpoint}"))
     return [line, *(Text(text, **whole) for text in copied), Text()]
 
@@ -180,7 +182,7 @@ def watch(
 
     def fitting(seen: Analysis) -> Group:
         fit = max(3, min(rows, screen.height - 18))
-        return view(seen, rows=fit, width=screen.width, with_summary=False)
+        return view(seen, rows=fit, width=screen.width, with_summary=False, is_live=True)
 
     with suppress(KeyboardInterrupt), Live(fitting(analysis), console=screen, auto_refresh=False) as live:
         while analysis.state == "running":

@@ -28,6 +28,7 @@ IMPORT_TIMEOUT_S = 120.0
 HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 # Precedes the facts in a process's output: libraries print lines of their own when they are imported.
 MARK = "horovod_tune facts: "
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 HOROVOD_FACTS = "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}"
 
 
@@ -112,6 +113,9 @@ def probe(
     if ran.returncode == 0 and has_facts:
         return dict(json.loads(after.splitlines()[0]))
     raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    first, *others = [line for line in ran.stderr.splitlines() if _RAISED.match(line)] or [""]
+    if others:  # of a chain, the first names the cause
+        raised[-1] += f" (after {first})"
     if ran.returncode < 0:
         # An exception of C++ aborts; the last line says which.
         return {"error": ": ".join([f"the import was ended by signal {-ran.returncode}", *raised[-1:]])}

@@ -132,6 +132,10 @@ def test_this_machine_can_run_trials_and_its_facts_travel() -> None:
         ("raise ImportError('no such symbol')", "ImportError: no such symbol"),
         ("print('hello'); import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
         ("import horovod; print('Not built'); import nowhere", "Not built"),
+        (
+            "try: import nowhere\nexcept ImportError as e: raise ImportError('run pip') from e",
+            "ImportError: run pip (after ModuleNotFoundError: No module named 'nowhere')",
+        ),
         ("import os; os._exit(0)", "exit status 0"),
         ("import os; os.abort()", "the import was ended by signal 6"),
         ("import sys; sys.exit(3)", "exit status 3"),

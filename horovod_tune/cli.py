@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import importlib
 import io
 import os
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 import horovod_tune
+from horovod_tune.analysis.printable import OTHER_SIGNS
 
 # Each has `add_parsers(subparsers)`. The parsers that it adds set `run`, a function that takes the parsed
 # arguments and returns an exit status. Only `run` imports more than the standard library, so that
@@ -39,25 +39,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-# What a terminal that is not UTF-8 shows instead of the signs in our text, each of one character.
-_ASCII = str.maketrans("▁▂▃▄▅▆▇█·…─", "_.,-=+*#.~-")
-
-
-def _other_signs(error: UnicodeError) -> tuple[str, int]:
-    """Return what is written for characters that a stream's encoding lacks: another sign, or their code."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start : error.end].translate(_ASCII)
-    return text.encode("ascii", "backslashreplace").decode(), error.end
-
-
-codecs.register_error("horovod_tune.other_signs", _other_signs)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="horovod_tune.other_signs")
+        sys.stdout.reconfigure(errors=OTHER_SIGNS)
     arguments = build_parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))

@@ -7,20 +7,3 @@ preflight.py   Preflight: the callback that calls check() before a search's firs
 report.py      the table, and the findings below it
 command.py     `horovod-tune doctor`
 """
-
-from importlib import import_module
-from typing import Any
-
-# Imported on first use: the command line needs only the standard library until it examines a machine.
-_HOMES = {
-    **dict.fromkeys(("Finding", "Node", "can_run_trials", "diagnose", "diagnose_nodes"), "findings"),
-    **dict.fromkeys(("NodeInfo", "collect_info"), "node_info"),
-    "Report": "report",
-    "check": "nodes",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

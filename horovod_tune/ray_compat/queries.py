@@ -9,7 +9,6 @@ import math
 import os
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +55,16 @@ def driver_node_id() -> str | None:
     "after Tuner.restore, PromotingASHA has only the last report of each trial",
     "ray.tune.experiment:Trial uses storage",
     "ray.train._internal.storage:StorageContext uses storage_filesystem trial_fs_path",
-).otherwise(())
-def reports_of(trial: Any) -> list[dict[str, Any]]:
-    """Return the reports in a trial's result.json in the storage, in order; truncated lines are left out.
-
-    Tune itself keeps only a trial's last report.
-    """
+).otherwise(b"")
+def stored_results(trial: Any) -> bytes:
+    """Return a trial's result.json in the storage: Tune itself keeps only a trial's last report."""
     path = f"{trial.storage.trial_fs_path}/result.json"
     try:
         with trial.storage.storage_filesystem.open_input_stream(path) as file:
-            lines = file.readall().decode(errors="replace").splitlines()
+            return bytes(file.readall())
     except OSError as error:
         logger.warning("the earlier reports of trial %s cannot be read: %s", trial.trial_id, error)
-        return []
-    reports = []
-    for line in lines:
-        with suppress(ValueError):  # truncated
-            reports.append(json.loads(line))
-    return [report for report in reports if isinstance(report, dict)]
+        return b""
 
 
 @Patch(

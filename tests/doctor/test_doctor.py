@@ -17,14 +17,9 @@ import pandas as pd
 import pytest
 from sound_machine import HOROVOD, SOUND, TORCH
 
-from horovod_tune.doctor import (
-    Finding,
-    can_run_trials,
-    collect_info,
-    command,
-    diagnose,
-    node_info,
-)
+from horovod_tune.doctor import command, node_info
+from horovod_tune.doctor.findings import Finding, can_run_trials, diagnose
+from horovod_tune.doctor.node_info import collect_info
 from horovod_tune.doctor.report import machine_table
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, probe
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
@@ -164,7 +159,7 @@ def test_the_exit_status_shows_whether_a_trial_could_run(
     torch: InstalledTorch | None,
     status: int,
 ) -> None:
-    monkeypatch.setattr("horovod_tune.doctor.collect_info", lambda: replace(SOUND, torch=torch))
+    monkeypatch.setattr("horovod_tune.doctor.node_info.collect_info", lambda: replace(SOUND, torch=torch))
     assert command.run(argparse.Namespace(address=None)) == status
     said = capsys.readouterr().out
     assert said.endswith("A trial can run here.\n" if status == 0 else "A trial cannot run here.\n")

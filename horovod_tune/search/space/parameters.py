@@ -233,11 +233,8 @@ class Choice:
                 return index
         if strict:
             return None
-        listed = _listed(value)
-        for index, each in enumerate(self._values):
-            if equal(_listed(each), listed):
-                return index
-        alike = self._written_like(value)
+        alike = [index for index, each in enumerate(self._values) if equal(each, value)]
+        alike = alike[:1] or self._written_like(value)
         return alike[0] if len(alike) == 1 else None
 
     def _written_like(self, value: Any) -> list[int]:
@@ -299,13 +296,6 @@ def _unevenness(scale: FloatArray) -> float:
 def _is_plain(value: Any) -> bool:
     """Return True if a value can be looked up by its type and hash."""
     return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
-
-
-def _listed(value: Any) -> Any:
-    """Return a value with lists instead of tuples, as they are read from an experiment's files."""
-    if isinstance(value, dict):
-        return {key: _listed(inner) for key, inner in value.items()}
-    return list(map(_listed, value)) if isinstance(value, (list, tuple)) else value
 
 
 # Differs from process to process: <function relu at 0x7f0c4c0b3d90>.

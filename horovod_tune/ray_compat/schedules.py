@@ -74,6 +74,17 @@ def space_of(search: Any) -> Any:
     return getattr(search, "space_spec", getattr(search, "_space", None))
 
 
+@Patch(
+    "a point of BayesOptSearch with a constant that is an object must leave it out",
+    "ray.tune.impl.placeholder:_RefResolver.TOKEN",
+).otherwise(False)
+def is_placeholder(value: Any) -> bool:
+    """Return True if Tune has replaced an object of the space by this value."""
+    from ray.tune.impl.placeholder import _RefResolver
+
+    return isinstance(value, tuple) and value[:1] == (_RefResolver.TOKEN,)
+
+
 def release_slot(controller: Any, trial_id: str) -> None:
     """Stop Tune's limiters from counting a paused trial."""
     for limiter, live in _limiters(controller):

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from made_experiments import changed, reporting
 from ray import tune
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.utils.util import SafeFallbackEncoder
 
 from horovod_tune.analysis.export import write_csv
@@ -172,3 +173,12 @@ def test_a_constant_list_of_another_length_is_refused(given: list[int]) -> None:
     search = BayesOptSearch(metric="loss", mode="min", points_to_evaluate=[{"x": 0.5, "sizes": given}])
     with pytest.raises(SpaceError, match=r"'sizes' is the constant \[1, 2\]"):
         search.set_search_properties("loss", "min", {"x": tune.uniform(0, 1), "sizes": [1, 2]})
+
+
+def test_an_object_that_tune_has_replaced_by_a_placeholder_is_not_compared() -> None:
+    """As in a search of a trainable that is not distributed."""
+    config = {"x": 0.5, "data": Path("/data"), "weights": np.array([1.0, 2.0])}
+    space = inject_placeholders({**config, "x": tune.uniform(0, 1)}, create_resolvers_map())
+    search = BayesOptSearch(metric="loss", mode="min", points_to_evaluate=[written(config)])
+    search.set_search_properties("loss", "min", space)
+    assert search.suggest("t") == {"x": 0.5}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 from ray.tune.search.variant_generator import RecursiveDependencyError
 
+from horovod_tune.ray_compat.schedules import is_placeholder
 from horovod_tune.search.space.domains import (
     MISSING,
     Path,
@@ -241,7 +242,8 @@ def _only(full: Any, paths: list[Path]) -> Any:
 
 
 def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
-    if isinstance(spec, Domain):
+    # Trainables that are not distributed get a space with placeholders, which cannot be compared.
+    if isinstance(spec, Domain) or is_placeholder(spec):
         return
     if isinstance(spec, dict) and isinstance(config, Mapping):
         own = {written_key(config, key): key for key in spec}

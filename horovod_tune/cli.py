@@ -8,7 +8,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import horovod_tune
 from horovod_tune.analysis.printable import OTHER_SIGNS
@@ -46,15 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except ModuleNotFoundError as missing:
-        library = (missing.name or "").split(".")[0]
-        if library in EXTRAS:
-            cure = f"Run `pip install 'horovod_tune[{EXTRAS[library]}]'`."
-        elif library and find_spec(library) is None:
-            cure = "`horovod-tune doctor` names all that is missing, with the cures."
-        else:
+    except ImportError as error:
+        library = (error.name or "").split(".")[0]
+        if library == "horovod_tune":
             raise
-        print(f"horovod-tune: this command needs {missing.name}. {cure}", file=sys.stderr)
+        cure = "Run `horovod-tune doctor`: it names all that is missing or broken, with the cures."
+        if library in EXTRAS and isinstance(error, ModuleNotFoundError):
+            cure = f"Run `pip install 'horovod_tune[{EXTRAS[library]}]'`."
+        print(f"horovod-tune: this command cannot be run: {error}. {cure}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader (`| head`) has closed the pipe: Python's flush at exit must not fail.

@@ -71,7 +71,9 @@ def test_a_missing_library_names_its_extra_and_an_interrupt_ends_quietly(
     assert run_failing(missing) == 1
     assert "pip install 'horovod_tune[analysis]'" in capsys.readouterr().err
     assert run_failing(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) == 1
-    assert "needs nowhere. `horovod-tune doctor` names all that is missing" in capsys.readouterr().err
+    assert "No module named 'nowhere'. Run `horovod-tune doctor`" in capsys.readouterr().err
+    assert run_failing(ImportError("GLIBC_2.99 not found")) == 1
+    assert "GLIBC_2.99 not found. Run `horovod-tune doctor`" in capsys.readouterr().err
     with pytest.raises(ModuleNotFoundError, match=r"horovod_tune\.nowhere"):  # a fault of ours
         run_failing(
             ModuleNotFoundError("No module named 'horovod_tune.nowhere'", name="horovod_tune.nowhere")

@@ -149,7 +149,7 @@ def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:
     for line in lines or ():
         wanted, _, marker = (part.strip() for part in line.partition(";"))
         name = re.split(r"[^\w.-]", wanted)[0]
-        if "extra ==" in marker:
+        if "extra ==" in marker:  # there are no other markers
             continue
         version = versions[name] = _version(name)
         if version is None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import horovod_tune
-from horovod_tune.analysis.printable import OTHER_SIGNS
+from horovod_tune.analysis.encoding import OTHER_SIGNS
 
 # Each has `add_parsers(subparsers)`. The parsers that it adds set `run`, a function that takes the parsed
 # arguments and returns an exit status. Only `run` imports more than the standard library, so that

@@ -1,19 +1,14 @@
-"""Text of an experiment's values: safe for a terminal, curves in one line, configurations to paste.
-
-Importing this module needs only the standard library.
-"""
+"""Text of an experiment's values: safe for a terminal, curves in one line, configurations to paste."""
 
 from __future__ import annotations
 
-import codecs
 import math
 import pprint
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 # Control characters (an escape sequence can clear the screen, set the clipboard, hide a line), and those that
 # reverse the direction of text, which can make a line read as another one.
@@ -43,23 +38,6 @@ def _written_out(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
 
-# How a stream may write characters that its encoding lacks: `stream.reconfigure(errors=OTHER_SIGNS)`.
-OTHER_SIGNS = "horovod_tune.other_signs"
-# Instead of the signs in our text, each of one character.
-_ASCII = str.maketrans("▁▂▃▄▅▆▇█·…─", "_.,-=+*#.~-")
-
-
-def _other_signs(error: UnicodeError) -> tuple[str, int]:
-    """Return what is written for characters that an encoding lacks: another sign, or their code."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start : error.end].translate(_ASCII)
-    return text.encode("ascii", "backslashreplace").decode(), error.end
-
-
-codecs.register_error(OTHER_SIGNS, _other_signs)
-
-
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -69,8 +47,6 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
     >>> sparkline([0, 1, 2, 3, float("nan"), 7])
     '▁▂▃▄·█'
     """
-    import numpy as np  # not needed by the command line's other texts
-
     parts = np.array_split(np.asarray(values, dtype=float), min(width, len(values)) or 1)
     finite = [part[np.isfinite(part)] for part in parts]
     with np.errstate(over="ignore", invalid="ignore"):  # values near the largest float

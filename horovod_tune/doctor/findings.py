@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from horovod_tune.doctor.node_info import NodeInfo
+from horovod_tune.horovod_build.installed import UNHIDE
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 INSTALL = "horovod-tune install-horovod"
@@ -53,9 +54,8 @@ def diagnose(info: NodeInfo) -> list[Finding]:
     if not info.shadows:
         return _sorted(found)
     # What is hidden may be why others fail: its cure comes first, and is the only one for its package.
-    cure = "Rename it, take its folder off PYTHONPATH, or start in another folder."
     hidden = [
-        problem(name, f"Python imports {file} instead of the installed {name}.", cure)
+        problem(name, f"Python imports {file} instead of the installed {name}.", UNHIDE)
         for name, file in info.shadows.items()
     ]
     others = [finding for finding in found if finding.subject not in info.shadows]

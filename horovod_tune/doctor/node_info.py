@@ -14,16 +14,16 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from horovod_tune.horovod_build.installed import (
     HOROVOD_FACTS,
     IMPORT_TIMEOUT_S,
     InstalledHorovod,
     InstalledTorch,
+    hiding_file,
     imported_file,
     installed_horovod,
     installed_torch,
@@ -90,6 +90,7 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
             found[name]["error"] += f" (imported from {file})"
     lost = [name for name, one in there.items() if one is None and _version(name) is not None]
     failed = lost or any("error" in answer for answer in found.values())
+    names = [*packages, "horovod"] if failed else []
     of_torch = found.get("torch", {})
     of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
     return NodeInfo(
@@ -103,7 +104,7 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         unmet=unmet,
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
-        shadows=dict(_shadows(packages | {"horovod": None})) if failed else {},
+        shadows={name: str(file) for name in names if (file := hiding_file(name))},
         modules=tuple(modules),
         torch=replace(torch, **of_torch) if torch else None,
         horovod=replace(horovod, **found["horovod"]) if horovod else None,
@@ -119,25 +120,6 @@ def _interfaces() -> dict[str, tuple[str, ...]]:
         return interfaces()
     except (ImportError, AttributeError):  # psutil is missing or hidden, which is a finding
         return {}
-
-
-def _shadows(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each installed package that is hidden by another of its name, and the file of the other.
-
-    Such as a clone of Horovod's sources in the current folder, or a user's own `torch.py`.
-    """
-    for package in packages:
-        try:
-            files = importlib.metadata.distribution(package).files or ()
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for file in files:  # those of an editable installation are not listed
-            folder, _, name = str(file).rpartition("/")
-            if "/" in folder or (name != "__init__.py" if folder else not name.endswith(".py")):
-                continue
-            found = imported_file(folder or name.removesuffix(".py"))
-            if found is not None and found.resolve() != Path(str(file.locate())).resolve():
-                yield package, str(found)
 
 
 def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:

@@ -153,6 +153,29 @@ def imported_file(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
 
 
+# The cure if another file hides an installed package.
+UNHIDE = "Rename it, take its folder off PYTHONPATH, or start in another folder."
+
+
+def hiding_file(package: str) -> Path | None:
+    """Return the file that an import finds instead of an installed package; None if there is none.
+
+    Such as a clone of Horovod's sources in the current folder, or a user's own `torch.py`.
+    """
+    try:
+        files = importlib.metadata.distribution(package).files or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in files:  # those of an editable installation are not listed
+        folder, _, name = str(file).rpartition("/")
+        if "/" in folder or (name != "__init__.py" if folder else not name.endswith(".py")):
+            continue
+        found = imported_file(folder or name.removesuffix(".py"))
+        if found is not None and found.resolve() != Path(str(file.locate())).resolve():
+            return found
+    return None
+
+
 OLDEST_CMAKE = (3, 13)
 CUDA_VARIABLES = ("HOROVOD_CUDA_HOME", "CUDA_HOME")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_tune.doctor import NodeInfo
+from horovod_tune.doctor.node_info import NodeInfo
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pickle
 import socket
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from sound_machine import HOROVOD, SOUND, TORCH
 
-from horovod_tune.doctor import (
-    Finding,
-    can_run_trials,
-    collect_info,
-    command,
-    diagnose,
-)
+from horovod_tune.doctor import command, node_info
+from horovod_tune.doctor.findings import Finding, can_run_trials, diagnose
+from horovod_tune.doctor.node_info import collect_info
 from horovod_tune.doctor.report import machine_table
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, probe
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
@@ -119,6 +118,10 @@ def test_this_machine_can_run_trials_and_its_facts_travel() -> None:
         ("raise ImportError('no such symbol')", "ImportError: no such symbol"),
         ("print('hello'); import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
         ("import horovod; print('Not built'); import nowhere", "Not built"),
+        (
+            "try: import nowhere\nexcept ImportError as e: raise ImportError('run pip') from e",
+            "ImportError: run pip (after ModuleNotFoundError: No module named 'nowhere')",
+        ),
         ("import os; os._exit(0)", "exit status 0"),
         ("import os; os.abort()", "the import was ended by signal 6"),
         ("import sys; sys.exit(3)", "exit status 3"),
@@ -147,7 +150,7 @@ def test_the_exit_status_shows_whether_a_trial_could_run(
     torch: InstalledTorch | None,
     status: int,
 ) -> None:
-    monkeypatch.setattr("horovod_tune.doctor.collect_info", lambda: replace(SOUND, torch=torch))
+    monkeypatch.setattr("horovod_tune.doctor.node_info.collect_info", lambda: replace(SOUND, torch=torch))
     assert command.run(argparse.Namespace(address=None)) == status
     said = capsys.readouterr().out
     assert said.endswith("A trial can run here.\n" if status == 0 else "A trial cannot run here.\n")
@@ -197,3 +200,45 @@ def test_the_modules_of_a_training_function_are_tried_too(
     assert found["sound"] is None and found["json"] is None
     assert found["broken"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
     assert found["final"] == "exit status 3" and found["crashing"] == "the import was ended by signal 11"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("files", "package", "others"),
+    [
+        (
+            {"horovod/__init__.py": "", "horovod/torch/__init__.py": "raise ImportError('not built')"},
+            "horovod",
+            0,
+        ),
+        ({"torch.py": "x = 1"}, "torch", 1),
+        ({"pandas/__init__.py": "raise ImportError('from source')"}, "pandas", 1),
+    ],
+)
+def test_a_file_that_hides_an_installed_package_is_named_instead_of_a_cure_that_changes_nothing(
+    files: dict[str, str], package: str, others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program = "import sys; from horovod_tune import cli; sys.exit(cli.main(['doctor']))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 1, ran.stderr
+    text = " ".join(ran.stdout.split())
+    first = next(iter(files))
+    assert f"Problem: Python imports {tmp_path / first} instead of the installed {package}." in text
+    assert "Cure: Rename it, take its folder off PYTHONPATH, or start in another folder." in text
+    assert "--force" not in text and text.count(f"See to {package} first") >= others
+
+
+def test_a_package_that_lacks_its_extra_gets_it() -> None:
+    facts = replace(SOUND, broken={"ray": "ModuleNotFoundError: No module named 'pyarrow'"})
+    assert [finding.cure for finding in diagnose(facts)] == ["pip install 'ray[tune]'"]
+
+
+@pytest.mark.slow
+def test_an_import_that_fails_names_the_file_that_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_info, "probe", lambda *_: {"error": "why"})
+    info = collect_info()
+    assert info.shadows == {} and info.broken["pandas"] == f"why (imported from {pd.__file__})"

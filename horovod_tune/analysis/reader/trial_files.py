@@ -37,7 +37,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             tell(f"{name} cannot be read: {error}")
             return b""
 
-    rows = _rows(read("result.json"), tell) or _csv_rows(read("progress.csv"), tell)
+    rows = rows_of(read("result.json"), tell) or _csv_rows(read("progress.csv"), tell)
     if not rows and trial.last_result is not None:
         tell("result.json is missing or empty; only the last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
@@ -62,7 +62,8 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     return _completed(replace(trial, config=config, error=error), rows), list(problems)
 
 
-def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+def rows_of(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Return the reports in a result.json, in order, and `tell` what is left out."""
     rows, lines = [], data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -7,6 +7,7 @@ A domain inside an option of a `tune.choice` exists under a condition: `tune.cho
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUnifo
 from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.errors import HorovodTuneError
-from horovod_tune.search.space.parameters import Choice, FloatRange, Grid, Parameter, readable
+from horovod_tune.search.space.parameters import Choice, FloatRange, Grid, Parameter, as_written, readable
 
 Path = tuple[Any, ...]
 
@@ -40,10 +41,21 @@ def value_at(config: Any, path: Path, default: Any) -> Any:
     """Return the value at `path` in nested dictionaries, lists and tuples."""
     for part in path:
         try:
-            config = config[part]
+            config = config[written_key(config, part)]
         except (KeyError, IndexError, TypeError):
             return default
     return config
+
+
+def written_key(config: Any, key: Any) -> Any:
+    """Return the key of a configuration for a key of the space, which JSON turns into text.
+
+    >>> written_key({"1": 0.5}, 1), written_key({1: 0.5}, 1), written_key({"true": 2}, True)
+    ('1', 1, 'true')
+    """
+    if not isinstance(config, Mapping) or isinstance(key, str) or key in config:
+        return key
+    return next(iter(json.loads(as_written({key: None}))), key)
 
 
 def put_at(spec: Any, path: Path, value: Any) -> Any:
@@ -267,9 +279,12 @@ def _belongs(value: Any, option: Any, partly: bool) -> bool:
     if isinstance(option, dict):
         return (
             isinstance(value, Mapping)
-            and value.keys() <= option.keys()
+            and value.keys() <= {written_key(value, key) for key in option}
             and all(
-                _belongs(value[key], inner, partly) if key in value else partly and isinstance(inner, Domain)
+                # A table cannot tell None from a value that is missing.
+                _belongs(value[written], inner, partly)
+                if (written := written_key(value, key)) in value
+                else partly and (inner is None or isinstance(inner, Domain))
                 for key, inner in option.items()
             )
         )

@@ -162,16 +162,16 @@ def hiding_file(package: str) -> Path | None:
 
     Such as a clone of Horovod's sources in the current folder, or a user's own `torch.py`.
     """
-    try:
-        files = importlib.metadata.distribution(package).files or ()
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    # Ray has a psutil of its own, which precedes the installed one in its processes.
+    installed = list(importlib.metadata.distributions(name=package))
+    files = [file for each in installed for file in each.files or ()]
+    places = {Path(str(file.locate())).resolve() for file in files}
     for file in files:  # those of an editable installation are not listed
         folder, _, name = str(file).rpartition("/")
         if "/" in folder or (name != "__init__.py" if folder else not name.endswith(".py")):
             continue
         found = imported_file(folder or name.removesuffix(".py"))
-        if found is not None and found.resolve() != Path(str(file.locate())).resolve():
+        if found is not None and found.resolve() not in places:
             return found
     return None
 

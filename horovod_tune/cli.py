@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Sequence
 
+import horovod_tune
+from horovod_tune.analysis.encoding import OTHER_SIGNS
+
 # Each has `add_parsers(subparsers)`. The parsers that it adds set `run`, a function that takes the parsed
-# arguments and returns an exit status. Slow or optional imports happen in `run`: `horovod-tune --help` is
-# quick, and one command's missing dependency does not affect the others.
+# arguments and returns an exit status. Only `run` imports more than the standard library, so that
+# `horovod-tune --help` is quick, and `doctor` works where everything else is missing.
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.command",
@@ -28,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="horovod-tune",
         description="Tune the hyperparameters of a Horovod or torch.distributed function with Ray Tune.",
     )
-    parser.add_argument("--version", action="version", version=importlib.metadata.version("horovod_tune"))
+    parser.add_argument("--version", action="version", version=horovod_tune.__version__)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMAND_MODULES:
         importlib.import_module(name).add_parsers(subparsers)
@@ -37,17 +40,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors=OTHER_SIGNS)
     arguments = build_parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except ModuleNotFoundError as missing:
-        extra = EXTRAS.get((missing.name or "").split(".")[0])
-        if extra is None:
+    except ImportError as error:
+        library = (error.name or "").split(".")[0]
+        if library == "horovod_tune":
             raise
-        print(
-            f"horovod-tune: this command needs {missing.name}. Run `pip install 'horovod_tune[{extra}]'`.",
-            file=sys.stderr,
-        )
+        cure = "Run `horovod-tune doctor`: it names all that is missing or broken, with the cures."
+        if library in EXTRAS and isinstance(error, ModuleNotFoundError):
+            cure = f"Run `pip install 'horovod_tune[{EXTRAS[library]}]'`."
+        print(f"horovod-tune: this command cannot be run: {error}. {cure}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader (`| head`) has closed the pipe: Python's flush at exit must not fail.

@@ -199,7 +199,8 @@ class RayAddress:
 class RankBegin:
     """What a rank's process receives from its training actor when a trial begins.
 
-    ``environment`` and ``directory`` are the actor's; ``copies`` is the host's folder for copies of
+    ``environment`` and ``directory`` are the actor's (in a TPU trial, the process has set its environment
+    before, and this one is empty); ``copies`` is the host's folder for copies of
     checkpoints; ``gpu`` is the rank's own GPU among those that it sees.
     """
 

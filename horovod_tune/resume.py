@@ -39,6 +39,9 @@ def resume_or_start(
     from pyarrow import fs
     from ray import tune
 
+    from horovod_tune.ray_compat import queries
+    from horovod_tune.run_settings import warn_of_unused_samples
+
     if not run_config.name:
         raise ValueError(
             f"run_config.name must be set, got {run_config.name!r}: otherwise, each start is a new experiment"
@@ -48,7 +51,7 @@ def resume_or_start(
     _refuse_broken_results(path, filesystem or fs.LocalFileSystem(), has_tuner=has_tuner)
     if not has_tuner:
         return tune.Tuner(trainable, run_config=run_config, param_space=param_space, tune_config=tune_config)
-    return tune.Tuner.restore(
+    tuner = tune.Tuner.restore(
         path,
         trainable,
         resume_unfinished=True,
@@ -56,6 +59,9 @@ def resume_or_start(
         param_space=param_space,
         storage_filesystem=filesystem,
     )
+    if tune_config is not None and queries.num_samples_of(tuner) not in (None, tune_config.num_samples):
+        warn_of_unused_samples(tune_config.num_samples)
+    return tuner
 
 
 def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 from ray import cloudpickle
 from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
+from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.search.sample import Categorical
+from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
 from horovod_tune.backends import placement_of
@@ -54,6 +57,42 @@ class SilentTrials(Callback):
                 "Tune has no result for it. Call horovod_tune.report(...) in the training function.",
                 trial,
             )
+
+
+@best_effort_callback("the warnings about unused arguments")
+class UnusedArguments(Callback):
+    """Warns, once per search, of arguments of which Tune silently uses others instead."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._search = schedules.innermost(arguments.get("search_alg"))
+        # Tune sets the searcher's to its own before `setup`. A BayesOptSearch logs that itself.
+        both = () if hasattr(self._search, "set_time_attr") else ("metric", "mode")
+        self._own = {name: getattr(self._search, name, None) for name in both}
+
+    def setup(self, *args: Any, total_num_samples: Any = None, **info: Any) -> None:
+        for name, own in self._own.items():
+            given, used = self._arguments.get(name), getattr(self._search, name, None)
+            if isinstance(own, str) and isinstance(given, str) and own != given:
+                which = "the tuner's" if used == given else "its own, and the tuner's for all else,"
+                text = "%s=%r was given to %s, and %s=%r to the tuner: %s counts for the search"
+                logger.warning(text, name, own, type(self._search).__name__, name, given, which)
+        samples = self._arguments.get("num_samples")
+        if not samples or not (self._arguments.get("resume") or self._arguments.get("resume_config")):
+            return
+        _, _, grids = parse_spec_vars(self._arguments.get("config") or {})
+        asked = math.inf if samples < 0 else samples * math.prod(len(grid.categories) for _, grid in grids)
+        if asked > total_num_samples:
+            warn_of_unused_samples(samples)
+
+
+def warn_of_unused_samples(num_samples: int) -> None:
+    """Log that a continued search has the number of trials of its first start."""
+    logger.warning(
+        "num_samples=%s is not used: a search that continues keeps that of its first start. For more trials, "
+        "start a search of another name with BayesOptSearch(analysis=<this experiment's folder>).",
+        num_samples,
+    )
 
 
 @best_effort_callback("writing the metadata of the experiment")
@@ -185,12 +224,12 @@ def _prepare_search(arguments: dict[str, Any]) -> None:
 
 def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool) -> dict[str, Any]:
     metric, mode = tune_run.metric_and_mode(arguments)
-    callbacks = [*(arguments.get("callbacks") or []), SilentTrials()]
+    callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), UnusedArguments(arguments)]
     changed = {**arguments, "callbacks": callbacks, "config": _with_python_numbers(arguments.get("config"))}
     _prepare_search(changed)
     with best_effort("writing the metadata of the experiment"):
         callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
-    if type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
+    if isinstance(arguments.get("scheduler"), PopulationBasedTraining):
         changed["reuse_actors"] = True  # our trials do so anyway; otherwise Tune advises users to set it
     if quiet:
         changed["verbose"] = 0

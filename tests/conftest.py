@@ -8,13 +8,10 @@ import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sessions import end_shared_ray, shared_ray
-
-if TYPE_CHECKING:
-    from trial_runner import TrialRunner
 
 # Tune's tables and Ray's usage report are not what a test looks at.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -178,25 +175,3 @@ def tune_run(ray_session: Any, tmp_path: Any) -> Callable[..., Any]:
         return tune.run(trainable, **settings)
 
     return run
-
-
-@pytest.fixture(scope="module")
-def shared_runner(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialRunner]:
-    # Here, since tests without a Ray need not wait for its import.
-    from trial_runner import TrialRunner, sound
-
-    runner = TrialRunner(tmp_path_factory.mktemp("warm"))
-    runner.run(sound)
-    yield runner
-    runner.close()
-
-
-@pytest.fixture
-def runner(shared_runner: TrialRunner) -> Iterator[TrialRunner]:
-    """One group of workers for a module's tests; after each one the next trial has to find a sound world."""
-    from trial_runner import sound
-
-    yield shared_runner
-    (told,) = shared_runner.run(sound, size=7)
-    assert (told["sums"], told["named"], told["size"]) == ([3.0, 9.0, 6.0], [2.0] * 7, 2)
-    assert shared_runner.replaced_because == ""

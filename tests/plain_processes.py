@@ -2,89 +2,94 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import torch.distributed as dist
-
+from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
 from horovod_tune.xla.host_actor import HostActor
 from horovod_tune.xla.topology import LaunchPlan
+from horovod_tune.xla.torch_xla_runtime import set_variables
 from horovod_tune.xla.xla_launcher import XlaLauncher
 
 HERE = str(Path(__file__).parent)
 
 
-class PlainProcesses:
-    """A runtime, in place of `TorchXla`, whose ranks are processes for torch.distributed.
+class PlainProcesses(RankBackend):
+    """In place of `TorchXla`: its ranks are for torch.distributed.
 
-    The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun.
+    The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. With
+    RANKS_OF_A_PROCESS=2, each process has two ranks, and RANK is the first one's.
     """
 
-    def launch(
-        self,
-        serve: Callable[..., None],
-        plan: LaunchPlan,
-        arguments: tuple[Any, ...],
-        abort: Callable[[], NoReturn],
-    ) -> None:
-        # The same pool as torch_xla's, so that processes start, fail and end in the same way.
-        with concurrent.futures.ProcessPoolExecutor(
-            len(plan.of_each), mp_context=multiprocessing.get_context("fork")
-        ) as pool:
-            ranks = [pool.submit(_serve, serve, environment, arguments) for environment in plan.of_each]
-            for rank in ranks:
-                rank.result()
+    collectives = None
 
-    def open_cache(self) -> None:
-        """There is nothing to compile."""
+    def load(self) -> None:
+        import torch  # noqa: F401
 
-    def rank_info(self) -> RankInfo:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return RankInfo(*(int(os.environ[name]) for name in names), cross_rank=0, cross_size=1)
+    def set_up(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
+        set_variables(inherited, planned)
+        return int(os.environ.get("PROCESSES", "1"))
 
-    def enter_thread(self) -> Callable[[], None]:
-        return lambda: None
+    def launch(self, local_rank: int, local_size: int) -> list[tuple[int, ...]]:
+        if os.environ.get("FAILS_AT") == str(local_rank):
+            raise OSError("the chip is in use")
+        if os.environ.get("DIES_AT") == str(local_rank):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        here = int(os.environ.get("RANKS_OF_A_PROCESS", "1"))
+        while os.environ.get("WAITS_FOR_OTHERS"):
+            time.sleep(0.1)
+        first, size = int(os.environ.get("RANK", local_rank * here)), int(os.environ["WORLD_SIZE"])
+        local = [local_rank * here + each for each in range(here)]
+        return [
+            astuple(RankInfo(first + each, size, local[each], local_size * here, cross_rank=0, cross_size=1))
+            for each in range(here)
+        ]
 
-    def describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+    def describe_failure(
+        self, error: BaseException, stall_report: Callable[[], str]
+    ) -> tuple[FailureKind, str, dict[int, str]]:
+        import torch.distributed as dist
+
         has_lost_peer = isinstance(error, dist.DistError) or "gloo/transport" in str(error)
-        return FailureKind.DISCONNECTED if has_lost_peer else FailureKind.RAISED, ""
+        return FailureKind.DISCONNECTED if has_lost_peer else FailureKind.RAISED, "", {}
 
     def operations(self) -> int:
         """There is no device."""
         return 0
 
-    def begin_baseline(self) -> None:
-        """There is no device."""
 
-    def restore(self) -> list[str]:
-        return []
+class WithAThread(PlainProcesses):
+    """Cannot be forked once it is loaded."""
 
-
-def _serve(serve: Callable[..., None], environment: Mapping[str, str], arguments: tuple[Any, ...]) -> None:
-    os.environ.update(environment)
-    serve(int(environment["RANK"]), *arguments)
+    def load(self) -> None:
+        super().load()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 class PlainHostActor(HostActor):
     """A host actor whose processes can import this file."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, make_backend: Any, *arguments: Any) -> None:
         sys.path.append(HERE)
-        super().__init__(*arguments)
+        import plain_processes  # a copy that the template can import, unlike the class that was pickled
+
+        super().__init__(getattr(plain_processes, make_backend.__name__), *arguments)
 
 
 class PlainLauncher(XlaLauncher):
     """Starts ``num_slots`` processes on the host of each bundle; all hosts are this machine."""
 
     actor_class = PlainHostActor
-    runtime_path = "plain_processes:PlainProcesses"
+    make_backend = PlainProcesses
 
     def _plans(self, facts: Sequence[WorkerInfo]) -> list[LaunchPlan]:
         slots = self._spec.num_slots

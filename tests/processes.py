@@ -39,10 +39,15 @@ def training_processes() -> list[psutil.Process]:
     return processes_of(session_dir(), named="TrainingActor")
 
 
-def tpu_processes() -> list[psutil.Process]:
-    """Return the ranks of TPU trials in this process's own Ray session, and their parents."""
-    below = psutil.Process().children(recursive=True)
-    return [each for each in below if "horovod_tune.xla.parent" in command_of(each)]
+def template_processes() -> list[psutil.Process]:
+    """Return the live templates of this process's own Ray session: their output is an actor's."""
+    found = processes_of(session_dir(), named="horovod_tune_template")
+    return [each for each in found if each.ppid() not in {other.pid for other in found}]
+
+
+def rank_processes() -> list[psutil.Process]:
+    """Return the live ranks of this process's own Ray session."""
+    return [rank for each in template_processes() for rank in each.children()]
 
 
 def command_of(process: psutil.Process) -> str:

@@ -13,7 +13,7 @@ from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback, progress
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.doctor.preflight import Preflight
-from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare
+from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, UnusedArguments, prepare
 
 
 def broken(*args: Any, **keywords: Any) -> Any:
@@ -21,7 +21,7 @@ def broken(*args: Any, **keywords: Any) -> Any:
 
 
 def test_each_hook_of_ours_is_guarded() -> None:
-    for kind in (ProgressCallback, ExperimentMetadata, SilentTrials, Preflight):
+    for kind in (ProgressCallback, ExperimentMetadata, SilentTrials, UnusedArguments, Preflight):
         hooks = [name for name in vars(kind) if name == "setup" or name.startswith("on_")]
         assert hooks
         assert all(hasattr(vars(kind)[name], "__wrapped__") for name in hooks), kind

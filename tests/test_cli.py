@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import horovod_tune
 from horovod_tune import cli
 
 
@@ -67,7 +70,46 @@ def test_a_missing_library_names_its_extra_and_an_interrupt_ends_quietly(
     missing = ModuleNotFoundError("No module named 'plotly.graph_objects'", name="plotly.graph_objects")
     assert run_failing(missing) == 1
     assert "pip install 'horovod_tune[analysis]'" in capsys.readouterr().err
-    with pytest.raises(ModuleNotFoundError, match="nowhere"):
-        run_failing(ModuleNotFoundError("No module named 'nowhere'", name="nowhere"))
+    assert run_failing(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) == 1
+    assert "No module named 'nowhere'. Run `horovod-tune doctor`" in capsys.readouterr().err
+    assert run_failing(ImportError("GLIBC_2.99 not found")) == 1
+    assert "GLIBC_2.99 not found. Run `horovod-tune doctor`" in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError, match=r"horovod_tune\.nowhere"):  # a fault of ours
+        run_failing(
+            ModuleNotFoundError("No module named 'horovod_tune.nowhere'", name="horovod_tune.nowhere")
+        )
     assert run_failing(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "\nhorovod-tune: interrupted\n"
+
+
+def test_the_command_line_needs_only_the_standard_library(tmp_path: Path) -> None:
+    """As after `pip install --no-deps`, or on a site whose packages come from elsewhere."""
+    wanted = ["psutil", "packaging", "ray[tune]<3,>=2.51", "pandas>=2", 'rich>=13; extra == "analysis"']
+    metadata = tmp_path / "horovod_tune-0.1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    requires = "".join(f"Requires-Dist: {line}\n" for line in wanted)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: horovod_tune\nVersion: 0.1.0\n{requires}")
+    root = Path(horovod_tune.__file__).parent.parent
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-S", "-m", "horovod_tune.cli", *arguments],  # -S: without site-packages
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"PYTHONPATH": f"{root}{os.pathsep}{tmp_path}", "PATH": os.defpath},
+            cwd=tmp_path,
+        )
+
+    assert run("--version").stdout == f"{horovod_tune.__version__}\n"
+    assert run("export", "--help").returncode == 0
+    ran = run("doctor")
+    assert ran.returncode == 1 and ran.stderr == ""
+    for line in wanted[:-1]:
+        assert f"Cure: pip install '{line}'" in ran.stdout
+    assert "rich" not in ran.stdout and "A trial cannot run here." in ran.stdout
+    for command in (["show", "x"], ["report", "x"], ["export", "x", "--csv", "-"]):
+        ran = run(*command)
+        assert ran.returncode == 1 and ran.stderr.count("\n") == 1
+        assert "horovod-tune doctor" in ran.stderr
+    assert "install torch first" in run("install-horovod").stderr

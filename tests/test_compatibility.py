@@ -74,6 +74,11 @@ def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixt
     assert "ray.no_such" in record.getMessage() and "not (engine)" in record.getMessage()
 
 
+def test_whoever_asks_first_whether_a_patch_fits_does_not_switch_it_off() -> None:
+    patch = Patch("it runs more slowly", f"{HERE}:Engine.run")
+    assert patch.fits and [patch.once(abs)(-1), patch.once(abs)(-1)] == [1, None]
+
+
 def test_a_patch_is_applied_once_per_process() -> None:
     patch = Patch("it runs more slowly", f"{HERE}:Engine.run")
     assert [patch.once(abs)(-1), patch.once(abs)(-1), patch.otherwise(0)(abs)(-1)] == [1, None, 1]

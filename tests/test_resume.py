@@ -73,6 +73,23 @@ def test_the_second_start_runs_only_what_had_not_ended(
     assert sorted(ran.read_text().split()) == ["1", "2", "2"]
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_number_of_samples_of_a_finished_search_is_a_warning(
+    ray_session: Any, tmp_path: Path, caplog: Any, number: int
+) -> None:
+    for samples in (1, number):
+        caplog.clear()
+        results = resume_or_start(
+            lambda config: {"loss": 1.0},
+            param_space={"x": tune.uniform(0, 1)},
+            tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=samples),
+            run_config=tune.RunConfig("mine", str(tmp_path), verbose=0),
+        ).fit()
+        assert len(results) == 1
+    said = [each.getMessage() for each in caplog.records if "is not used" in each.getMessage()]
+    assert [each.split(":")[0] for each in said] == (["num_samples=3 is not used"] if number == 3 else [])
+
+
 def test_an_experiment_without_a_name_and_a_misspelt_argument_are_refused(monkeypatch: Any) -> None:
     with pytest.raises(ValueError, match=r"run_config\.name must be set, got None"):
         resume_or_start(lambda config: None, run_config=tune.RunConfig())

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from processes import run_python
 from ray import tune
 from ray._private.worker import print_to_stdstream
+from ray.tune.execution.tune_controller import TuneController
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, ResourceChangingScheduler
 from ray.tune.search import ConcurrencyLimiter
@@ -21,7 +23,13 @@ from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
 from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
-from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, prepare, search_metadata
+from horovod_tune.run_settings import (
+    ExperimentMetadata,
+    SilentTrials,
+    UnusedArguments,
+    prepare,
+    search_metadata,
+)
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.space.search_space import SearchSpace
 
@@ -151,9 +159,17 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
     assert len(warned) == 1 and warned[0].levelno == logging.WARNING
 
 
-def test_other_trainables_keep_tunes_settings_and_tune_does_not_advise_what_happens_anyway(new_output):
+def test_other_trainables_keep_tunes_settings(new_output):
     assert settings(trainable=tune.Trainable, config={}) == {"config": {}}
-    scheduler = PopulationBasedTraining(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
+
+
+class OwnPopulation(PopulationBasedTraining):
+    """A user's subclass, for which Tune advises the same."""
+
+
+@pytest.mark.parametrize("kind", [PopulationBasedTraining, OwnPopulation])
+def test_tune_does_not_advise_what_happens_anyway(new_output, kind):
+    scheduler = kind(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
     assert settings(scheduler=scheduler)["reuse_actors"] is True
 
 
@@ -171,7 +187,8 @@ def test_numpy_numbers_in_a_space_stay_an_ordered_range(new_output):
 def test_output_that_the_user_chose_stays(new_output, chosen):
     prepared = settings(**chosen)
     assert prepared.items() >= chosen.items()
-    assert [type(each) for each in prepared["callbacks"]] == [SilentTrials, ExperimentMetadata]
+    kinds = [SilentTrials, UnusedArguments, ExperimentMetadata]
+    assert [type(each) for each in prepared["callbacks"]] == kinds
 
 
 def test_metric_and_mode_are_known_wherever_they_were_given():
@@ -237,6 +254,86 @@ def test_a_metric_that_no_trial_reports_is_named_with_those_that_are_reported(
     said = capsys.readouterr().out
     assert "search ended" not in said
     assert re.search(r"^searching with \S+, 1 rank per trial: 1 node with \d+ CPUs", said)
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "said"),
+    [
+        ("acc", {}, "trials report 'epoch'; metric='acc' was requested (by tune.TuneConfig())"),
+        (
+            "acc",
+            {"acc": {"last": 1}},
+            "report 2 of trial t lacks metric='acc' (of tune.TuneConfig()), which other",
+        ),
+        (["acc", "f1"], {}, "trials report 'epoch'; metric=['acc', 'f1'] was requested (by BayesOptSearch)"),
+        (
+            ["acc", "f1"],
+            {"f1": {"last": 1}},
+            "report 2 of trial t lacks metric=['acc', 'f1'] (of BayesOptSearch)",
+        ),
+    ],
+)
+def test_the_error_of_a_metric_that_a_report_lacks_is_true_and_has_the_cure_of_tunes_own(asked, before, said):
+    trainable = DistributedTrainableCreator(train)
+    several = isinstance(asked, list)
+    searcher = BayesOptSearch(metric=asked, mode=["max", "max"]) if several else BayesOptSearch()
+    trial = SimpleNamespace(get_trainable_cls=lambda: trainable, metric_analysis=before)
+    controller = SimpleNamespace(
+        _metric=None if several else asked,
+        _scheduler_alg=SimpleNamespace(metric=None),
+        _search_alg=searcher,
+        get_trials=lambda: [trial],
+    )
+    result = {"epoch": 1, "training_iteration": 2, "trial_id": "t", "config/x": 1}
+    with pytest.raises(MetricNotReported) as raised:
+        TuneController._validate_result_metrics(controller, result)
+    assert str(raised.value).startswith(said)
+    assert "TUNE_DISABLE_STRICT_METRIC_CHECKING=1" in str(raised.value)
+
+
+def test_a_metric_or_mode_that_searcher_and_tuner_were_given_differently_is_a_warning(caplog):
+    search = BayesOptSearch(metric="acc", mode="min")
+    search.set_search_properties("loss", "max", {"x": tune.uniform(0, 1)})
+    search.set_search_properties("loss", "max", {"x": tune.uniform(0, 1)})
+    assert [record.getMessage() for record in caplog.records] == [
+        "metric='loss' of the tuner counts, not metric='acc' of BayesOptSearch",
+        "mode='max' of the tuner counts, not mode='min' of BayesOptSearch",
+    ]
+    caplog.clear()
+    for own_space, which in (
+        (None, "the tuner's counts"),
+        ({"x": 1}, "its own, and the tuner's for all else, counts"),
+    ):
+        theirs = SimpleNamespace(metric="acc", mode="max", space=own_space)
+        warns = UnusedArguments({"search_alg": ConcurrencyLimiter(BayesOptSearch(), 1), "metric": "loss"})
+        warns.setup(total_num_samples=1)
+        warns = UnusedArguments({"search_alg": theirs, "metric": "loss", "mode": "max"})
+        theirs.metric = theirs.metric if own_space else "loss"  # as Tune does
+        warns.setup(total_num_samples=1)
+        (record,) = caplog.records
+        assert record.getMessage() == (
+            "metric='acc' was given to SimpleNamespace, and metric='loss' to the tuner: "
+            f"{which} for the search"
+        )
+        caplog.clear()
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "total", "resume", "warns"),
+    [
+        (20, 10, True, True),
+        (5, 10, "AUTO", True),
+        (10, 20, True, False),
+        (20, 10, None, False),
+        (-1, 10, True, True),
+    ],
+)
+def test_more_samples_of_a_search_that_continues_are_a_warning(num_samples, total, resume, warns, caplog):
+    space = {"x": tune.grid_search([1, 2, 3]), "y": tune.uniform(0, 1)} if num_samples == 5 else {}
+    arguments = {"num_samples": num_samples, "resume": resume, "config": space}
+    UnusedArguments(arguments).setup(num_samples=num_samples, total_num_samples=total)
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert (f"num_samples={num_samples} is not used" in said and "analysis=" in said) == warns
 
 
 def test_during_a_search_warnings_come_once_or_not_if_the_last_screen_has_them(new_output, caplog):

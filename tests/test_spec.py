@@ -59,7 +59,9 @@ def test_integers_of_numpy_are_integers():
         ({"stall_timeout_s": None}, ["stall_timeout_s", "number", "None"]),
         ({"use_gpu": 1}, ["use_gpu", "True or False", "1"]),
         ({"use_gpu": True, "use_tpu": True}, ["use_gpu", "use_tpu"]),
-        ({"reuse_workers": "yes"}, ["reuse_workers", "True or False", "'yes'"]),
+        ({"use_gpu": "yes"}, ["use_gpu", "True or False", "'yes'"]),
+        ({"preload": "transformers"}, ["preload", "list of names of modules", "'transformers'"]),
+        ({"preload": ["torch", 3]}, ["preload", "list of names of modules", "3"]),
         ({"nics": ["eth0", 3]}, ["nics", "3"]),
     ],
 )

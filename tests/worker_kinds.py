@@ -96,7 +96,7 @@ class Workers:
     def run(self, train: Callable[[dict[str, Any]], Any], **arguments: Any) -> tuple[Path, list[Any]]:
         directory = self.begin(train, **arguments)
         events = self.events()
-        assert self.group.end_trial(), "the workers can run another trial"
+        assert self.group.end_trial()
         return directory, events
 
     def close(self) -> None:

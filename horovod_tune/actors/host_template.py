@@ -1,4 +1,4 @@
-"""Runs in each training actor: its connection to its host's template, which forks ranks (`rank/template.py`)."""
+"""Runs in each training actor: its connection to the template of its host, `rank/template.py`."""
 
 from __future__ import annotations
 
@@ -83,13 +83,20 @@ class HostTemplate:
             self._connection.close()  # it was ending: its last actor had gone
         raise StartFailed(f"the process that forks ranks ended {ATTEMPTS} times before it was ready")
 
-    def _connect_or_start(self) -> socket.socket:
+    @contextlib.contextmanager
+    def _locked_folder(self) -> Iterator[str]:
+        """Keep other actors from starting templates; yield the path of this one's socket."""
         directory = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(directory, fcntl.LOCK_EX)
             # A socket's path is limited to 108 bytes, and a session's may be longer.
-            path = f"/proc/self/fd/{directory}/{self._name}"
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            yield f"/proc/self/fd/{directory}/{self._name}"
+        finally:
+            os.close(directory)
+
+    def _connect_or_start(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with self._locked_folder() as path:
             try:
                 connection.connect(path)
             except (FileNotFoundError, ConnectionRefusedError):
@@ -101,8 +108,6 @@ class HostTemplate:
                     listener.listen(1024)
                     self._start(listener.fileno())
                 connection.connect(path)
-        finally:
-            os.close(directory)
         if peer_user(connection) != os.geteuid():
             connection.close()
             raise StartFailed(f"another user listens at {self._folder / self._name}")
@@ -132,7 +137,7 @@ class HostTemplate:
         return pid
 
     def share(self, name: str, write: Callable[[int], None]) -> str:
-        """Return the path of a file in memory, which all ranks of this host share; the first call writes it."""
+        """Return the path of a file in memory that all ranks of this host share; the first call writes it."""
         path: str = self._call({"kind": "share", "name": name}, [], "shared")["path"]
         if not path:
             file = os.memfd_create("horovod_tune_parameters", os.MFD_CLOEXEC)
@@ -172,7 +177,7 @@ class HostTemplate:
         return message
 
     def notices(self) -> Iterator[dict[str, Any]]:
-        """Yield what the template has reported since the last call; last ``{"kind": "gone"}`` if it has ended."""
+        """Yield what the template has reported since the last call; ``{"kind": "gone"}`` if it has ended."""
         with self._calling:
             while self._notices:
                 yield self._notices.popleft()
@@ -187,6 +192,16 @@ class HostTemplate:
                 yield json.loads(data) if data else {"kind": "gone"}
                 if not data:
                     return
+
+    def remove_file(self) -> None:
+        """Remove the file of a template that was killed, unless another one has replaced it."""
+        with self._locked_folder() as path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as attempt:
+            try:
+                attempt.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+            except FileNotFoundError:
+                return
 
     def close(self) -> None:
         self._connection.close()

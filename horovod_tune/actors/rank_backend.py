@@ -18,8 +18,8 @@ from horovod_tune.session.session import WorldBroken
 class RankBackend(Protocol):
     """The backend in one rank's process. It is made, and loaded, in the template that forks the process."""
 
-    # The collectives of `commit` and `get_state`.
-    collectives: Collectives
+    # The collectives of `commit` and `get_state`; None if the ranks cannot commit.
+    collectives: Collectives | None
     # The states of the backend's own elastic API.
     states: States
 

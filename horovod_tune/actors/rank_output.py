@@ -30,10 +30,11 @@ class RankOutput:
     """What one rank's process, including its C++ libraries, prints through a pipe.
 
     What the rank prints also goes to this process's standard output, and from there to Ray's log and the
-    driver. Any thread may call these methods.
+    driver, with ``label`` before each line if it is set. Any thread may call these methods.
     """
 
     def __init__(self) -> None:
+        self.label = b""
         self._pipe, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class RankOutput:
                 if not data:  # nothing that could print is left
                     self._close()
                     return
-                _print(data)
+                _print(data, self.label)
                 self._new.append(data)
                 self._new_bytes += len(data)
                 if self._new_bytes > 2 * log_files.TAKE_BYTES:
@@ -104,7 +105,7 @@ class RankOutput:
         return "\n".join(self._newest_stall())
 
     def awaited_ranks(self) -> dict[int, str]:
-        """Return the ranks that the stall inspector found missing since the last call, with the collectives."""
+        """Return the ranks that the stall inspector newly found missing, with the collectives."""
         is_new, self._is_new_stall = self._is_new_stall, False
         return missing_ranks(self._newest_stall()) if is_new else {}
 
@@ -133,8 +134,10 @@ class RankOutput:
             os.close(self._pipe)
 
 
-def _print(data: bytes) -> None:
+def _print(data: bytes, label: bytes) -> None:
     """Write to this process's standard output, which is Ray's log of this actor."""
+    if label:
+        data = b"".join(label + line + b"\n" for line in data.splitlines())
     with contextlib.suppress(OSError):  # its disk is full: the trial keeps its own log
         while data:
             data = data[os.write(1, data) :]

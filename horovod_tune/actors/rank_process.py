@@ -63,6 +63,8 @@ class RankProcess:
         self._calls: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
         self._oom_kills = oom_kills()
+        # The calls of the rank that are being answered.
+        self.unanswered: set[int] = set()
 
     def start(self, template: HostTemplate, channel: socket.socket | None) -> None:
         """Fork the process; ``channel`` is its connected socket to the coordinator, if it has one."""
@@ -113,7 +115,8 @@ class RankProcess:
             case {"kind": "reply", "id": number, "value": value, "error": error}:
                 if (answer := self._calls.pop(number, None)) is not None:
                     answer.set_exception(RuntimeError(error)) if error else answer.set_result(value)
-            case {"kind": "call"}:
+            case {"kind": "call", "id": number}:
+                self.unanswered.add(number)
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
             case _:
                 # The rank has flushed its output before: it precedes the message.
@@ -126,6 +129,7 @@ class RankProcess:
             value = self._methods[message["method"]](*message["arguments"])
         except Exception as problem:  # any: the rank raises it
             error = f"{type(problem).__name__}: {problem}"
+        self.unanswered.discard(message["id"])
         self.send("reply", id=message["id"], value=value, error=encodable(error))
 
     def kill(self, reason: str = "") -> None:
@@ -231,9 +235,12 @@ class Supervisor:
         elif notice["kind"] == "gone":
             self.is_lost = True
             for rank in list(self._ranks.values()):
-                rank.kill(f"the process that forks ranks ({self._template.pid}) has ended, and its ranks with it")
+                rank.kill(
+                    f"the process that forks ranks ({self._template.pid}) has ended, and its ranks with it"
+                )
                 self._end(rank, None)
             end_processes_of(self._template.token)
+            self._template.remove_file()
 
     def _end(self, rank: RankProcess, status: int | None) -> None:
         del self._ranks[rank.pid]
@@ -284,9 +291,9 @@ def describe_exit(status: int | None, oom_before: int | None = None, oom_after: 
     >>> describe_exit(-15)
     'it was ended by SIGTERM'
     >>> describe_exit(-9, 0, 1)
-    'it was ended by SIGKILL: the kernel ran out of memory (oom_kill of its cgroup rose from 0 to 1)'
+    'it was ended by SIGKILL: memory ran out (oom_kill of its cgroup rose from 0 to 1)'
     >>> describe_exit(-9, 1, 1)
-    'it was ended by SIGKILL, which another process sent: the kernel ended none of its cgroup for lack of memory'
+    'it was ended by SIGKILL, which another process sent: memory did not run out'
     """
     if status is None:
         return "it ended in an unknown way"
@@ -299,10 +306,10 @@ def describe_exit(status: int | None, oom_before: int | None = None, oom_after: 
     if -status != signal.SIGKILL:
         return text
     if oom_before is None or oom_after is None:
-        return f"{text}. The kernel killed it since memory ran out (see `dmesg`), or another process did so."
+        return f"{text}: memory ran out (see `dmesg`), or another process sent it"
     if oom_after > oom_before:
-        return f"{text}: the kernel ran out of memory (oom_kill of its cgroup rose from {oom_before} to {oom_after})"
-    return f"{text}, which another process sent: the kernel ended none of its cgroup for lack of memory"
+        return f"{text}: memory ran out (oom_kill of its cgroup rose from {oom_before} to {oom_after})"
+    return f"{text}, which another process sent: memory did not run out"
 
 
 def last_lines(output: bytes) -> str:

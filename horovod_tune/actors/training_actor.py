@@ -65,7 +65,10 @@ KILL_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank after another; implements `coordinator.backend_protocol.WorkerActor`."""
+    """One rank after another; implements `coordinator.backend_protocol.WorkerActor`.
+
+    In a TPU trial, `xla/host_actor.py` has one of these for each process, which may have two ranks.
+    """
 
     def __init__(
         self, make_backend: Callable[[], RankBackend], preload: tuple[str, ...], timeout_s: float
@@ -78,9 +81,12 @@ class TrainingActor:
         self._preparing = threading.Lock()
         # The process of the current trial; None before it starts, and once it has ended.
         self._rank: RankProcess | None = None
-        # True from the start of the training function until its end is known.
-        self._is_running = False
+        # The ranks whose training function runs: from its start until its end is known.
+        self.running: set[int] = set()
+        # The process's rank, or the first of two.
         self._number = 0
+        # Held while output moves to the outbox, so that it stays in order.
+        self._sending = threading.Lock()
         # Where all ranks of this host share copies of checkpoints.
         self._copies = str(HostCopies().folder)
 
@@ -106,15 +112,18 @@ class TrainingActor:
                 self._supervisor = Supervisor(self._template, self._timeout_s, self._record_end)
             return self._supervisor
 
-    def _start(self, token: ChannelToken | None) -> RankProcess:
+    def start_process(self, token: ChannelToken | None = None) -> RankProcess:
+        """Start the process of the next trial; raises StartFailed as `HostTemplate`."""
         supervisor, channel = self._prepare(), None
         if token is not None:
             try:
                 channel = connect(token)
             except OSError as error:
                 # The coordinator may be in another container, for example.
-                logger.warning("reports go through Ray: cannot connect to the coordinator directly: %s", error)
-        self._is_running = False
+                logger.warning(
+                    "reports go through Ray: cannot connect to the coordinator directly: %s", error
+                )
+        self.running = set()
         self._rank = rank = RankProcess(
             self._receive, {"fetch": self._fetch, "stall_report": self._stall_report}
         )
@@ -123,24 +132,34 @@ class TrainingActor:
 
     def serve_store(self, host: str, token: ChannelToken | None) -> int:
         """Make the rank open the store of its next world; return its port. For `torch_dist`."""
-        rank = self._rank or self._start(token)
+        rank = self._rank or self.start_process(token)
         port: int = rank.ask("serve_store", host, timeout_s=ANSWER_TIMEOUT_S)
         return port
 
     def begin(self, assignment: Assignment, request: TrialRequest) -> None:
-        self._outbox = Outbox()
-        (rank_info,) = assignment.rank_infos
-        self._number = rank_info.rank
+        self.begin_ranks(assignment, request, self.environment(), Outbox())
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of a rank, besides those of its `Assignment`."""
+        return {**os.environ, **LIGHTNING_VARIABLE, TEMPLATE_VARIABLE: self._template.token}
+
+    def begin_ranks(
+        self, assignment: Assignment, request: TrialRequest, environment: dict[str, str], outbox: Outbox
+    ) -> None:
+        """Do what `begin` does; ``environment`` is that of `RankBegin`, and messages go to ``outbox``."""
+        self._outbox = outbox
+        ranks = [each.rank for each in assignment.rank_infos]
+        self._number = ranks[0]
         gpu = None
         if visible := assignment.environment.get("CUDA_VISIBLE_DEVICES"):
             gpu = visible.split(",").index(str(ray.get_gpu_ids()[0]))
-        rank = self._rank or self._start(assignment.channel_token)
+        rank = self._rank or self.start_process(assignment.channel_token)
         function, parameters = ray.get(request.function), self._share(request.parameters)
         context = ray.get_runtime_context()
         begin = RankBegin(
             request=replace(request, function=function, parameters=parameters),
             assignment=replace(assignment, channel_token=None),
-            environment={**os.environ, **LIGHTNING_VARIABLE, TEMPLATE_VARIABLE: self._template.token},
+            environment=environment,
             directory=os.getcwd(),
             node_id=self._node_id,
             host=self._host,
@@ -148,7 +167,7 @@ class TrainingActor:
             gpu=gpu,
             ray=RayAddress(context.gcs_address, context.namespace, dict(context.runtime_env)),
         )
-        self._is_running = True
+        self.running = set(ranks)
         rank.send("begin", pickled=pickle.dumps(begin))
         if rank.has_ended.is_set():
             self._record_end(rank)
@@ -170,16 +189,18 @@ class TrainingActor:
         while not messages and (rank := self._rank) is not None and rank.is_suspended():
             messages = self._outbox.take(SUSPENDED_CHECK_S)
         if not messages:
-            self._send_log()
+            self.send_log()
         rank = self._rank
         if rank is not None and (awaited := rank.output.awaited_ranks()):
             rank.send("stalled", names=awaited)
         return messages
 
-    def _send_log(self, rank: RankProcess | None = None) -> None:
+    def send_log(self, rank: RankProcess | None = None) -> None:
+        """Send what the process has printed, with the next reply to a poll."""
         rank = rank or self._rank
-        if rank is not None and (text := rank.output.take()):
-            self._outbox.put(LogChunk(self._number, text))
+        with self._sending:
+            if rank is not None and (text := rank.output.take()):
+                self._outbox.put(LogChunk(self._number, text))
 
     def acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
         if self._rank is not None:
@@ -194,14 +215,14 @@ class TrainingActor:
         if self._rank is not None:
             self._rank.send("close_world")
 
-    def end_trial(self, timeout_s: float) -> tuple[LogChunk, str]:
+    def end_trial(self, timeout_s: float) -> tuple[list[LogChunk], str]:
         """Wait until the rank's process has ended, as Python does; kill it after ``timeout_s``.
 
         Returns what it has printed at the end, and what to warn of, or an empty text.
         """
         rank, warning = self._rank, ""
         if rank is None:
-            return LogChunk(self._number, b""), ""
+            return [], ""
         if not rank.has_ended.wait(timeout_s):
             warning = (
                 f"rank {self._number}'s process ({rank.pid}) still ran {timeout_s:g} s after its training "
@@ -210,7 +231,7 @@ class TrainingActor:
             rank.kill()
             rank.has_ended.wait(KILL_TIMEOUT_S)
         self._rank = None
-        return LogChunk(self._number, rank.output.take()), warning
+        return [LogChunk(self._number, rank.output.take())], warning
 
     def end_process(self, timeout_s: float) -> None:
         """Break the rank's world, and give its process ``timeout_s`` to end, before this actor is killed."""
@@ -227,6 +248,7 @@ class TrainingActor:
         assert self._rank is not None, "only a rank in a trial waits for a world"
         (rank_info,) = assignment.rank_infos
         self._number = rank_info.rank
+        self.running = {rank_info.rank}
         self._rank.output.forget_stalls()
         rejoin = RankRejoin(replace(assignment, channel_token=None), number, reports, resources)
         self._rank.send("rejoin", pickled=pickle.dumps(rejoin))
@@ -251,7 +273,7 @@ class TrainingActor:
             if rank.is_suspended():
                 return  # as if this actor were
             with contextlib.suppress(TimeoutError, RuntimeError):  # it holds the GIL, or has ended
-                stack = rank.ask("stack", timeout_s=STACK_TIMEOUT_S)
+                stack = rank.ask("stacks", timeout_s=STACK_TIMEOUT_S).get(self._number, "")
         text = rank.output.take() if rank is not None else b""
         self._outbox.put(LogChunk(self._number, text, stack))
 
@@ -263,31 +285,33 @@ class TrainingActor:
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "pickled_report", "index": index, "pickled": metrics, "checkpoint_path": path}:
                 self._outbox.put(Report(index, metrics, path))
-            case {"kind": "finished", "has_returned": has_returned}:
-                self._record_ending(Finished(self._number, bool(has_returned)))
-            case {"kind": "failed", "failure_kind": kind, "traceback": text}:
-                self._record_ending(Failed(self._number, self._host, FailureKind(kind), text))
+            case {"kind": "finished", "rank": rank, "has_returned": has_returned}:
+                self.record_ending(Finished(rank, bool(has_returned)))
+            case {"kind": "failed", "rank": rank, "failure_kind": kind, "traceback": text}:
+                self.record_ending(Failed(rank, self._host, FailureKind(kind), text))
             case {"kind": "needs_world", "error": error, "stalled": stalled}:
-                self._send_log()
+                self.send_log()
                 self._outbox.put(NeedsWorld(self._number, error, stalled))
             case {"kind": "awaited", "names": names}:
                 self._outbox.put(AwaitedRanks(names))
             case {"kind": "imports", "seconds": seconds}:
                 self._outbox.put(ImportsSeen(seconds))
 
-    def _record_ending(self, message: Message) -> None:
-        self._is_running = False
-        self._send_log()
-        self._outbox.put(message)
+    def record_ending(self, message: Finished | Failed) -> None:
+        """Report that a training function has ended, unless that was done, or another process runs it."""
+        if message.rank in self.running:
+            self.running.discard(message.rank)
+            self.send_log()
+            self._outbox.put(message)
 
     def _record_end(self, rank: RankProcess) -> None:
-        """Report a rank whose process has ended without having said how its function ended."""
-        if rank is self._rank and self._is_running:
-            self._is_running = False
-            self._send_log(rank)
+        """Report ranks whose process has ended without having said how their functions ended."""
+        if rank is self._rank and self.running:
+            self.send_log(rank)
             self._rank = None
             kind = FailureKind.UNRESPONSIVE if rank.was_suspended else FailureKind.DIED
-            self._outbox.put(Failed(self._number, self._host, kind, rank.exit_text()))
+            for number in sorted(self.running):
+                self.record_ending(Failed(number, self._host, kind, rank.exit_text()))
 
     # What follows is called by the rank, each call in a thread of its own.
 

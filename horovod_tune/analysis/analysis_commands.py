@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.results import Analysis
@@ -19,7 +20,7 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     report = subparsers.add_parser(
         "report", help="write one HTML page about an experiment", description=about
     )
-    output = "the page to write (default: %(default)s)"
+    output = "the page to write (default: %(default)s; - for standard output)"
     report.add_argument("-o", "--output", default="report.html", help=output)
     pareto = 'add a section on several metrics with their modes, such as "accuracy=max,latency_ms=min" '
     pareto += "(default: those that BayesOptSearch optimised)"
@@ -36,7 +37,9 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
         "export", help="write an experiment's tables as CSV or Parquet", description=about
     )
     export.add_argument("--csv", metavar="FILE", help="write CSV to this file (- for standard output)")
-    export.add_argument("--parquet", metavar="FILE", help="write Parquet to this file")
+    export.add_argument(
+        "--parquet", metavar="FILE", help="write Parquet to this file (- for standard output)"
+    )
     what = "one row per trial, or per report (default: %(default)s)"
     export.add_argument("--what", choices=("trials", "history"), default="trials", help=what)
 
@@ -109,14 +112,25 @@ def _print_error(what: object) -> None:
     print(f"horovod-tune: {one_line(str(what))}", file=sys.stderr)
 
 
+def _standard_output() -> TextIO:
+    """Return standard output; a file or a pipe gets UTF-8, as every file that we write."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8")
+    return sys.stdout
+
+
 def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis.printable import one_line
     from horovod_tune.analysis.report import write_report
+    from horovod_tune.analysis.report.page import render
 
     if args.metric or (analysis.reported_numbers and not (args.pareto or analysis.record.front)):
         analysis.require_metric()
-    place = write_report(analysis, args.output, pareto=args.pareto)
-    print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
+    if args.output == "-":
+        _standard_output().write(render(analysis, pareto=args.pareto))
+    else:
+        place = write_report(analysis, args.output, pareto=args.pareto)
+        print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
     if not analysis.has_best:
         _print_error(f"the report has no curves: {analysis.no_best_reason}")
     for problem in analysis.problems:
@@ -131,7 +145,8 @@ def _show(args: argparse.Namespace, analysis: Analysis) -> int:
     if args.watch and analysis.state == "running":
         analysis = terminal.watch(analysis, screen, rows=args.rows)
     else:
-        screen.print(terminal.view(analysis, rows=args.rows, width=screen.width))
+        # A line that is longer than the screen continues on the next; nothing is cut.
+        screen.print(terminal.view(analysis, rows=args.rows, width=screen.width), crop=False)
     _require_named_metric(args, analysis)
     return 0
 
@@ -147,7 +162,7 @@ def _export(args: argparse.Namespace, analysis: Analysis) -> int:
     _require_named_metric(args, analysis)
     table = analysis.dataframe() if args.what == "trials" else analysis.history()
     if args.csv:
-        export.write_csv(table, sys.stdout if args.csv == "-" else Path(args.csv))
+        export.write_csv(table, _standard_output() if args.csv == "-" else Path(args.csv))
     if args.parquet:
-        export.write_parquet(table, Path(args.parquet))
+        export.write_parquet(table, sys.stdout.buffer if args.parquet == "-" else Path(args.parquet))
     return 0

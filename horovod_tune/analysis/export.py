@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 import pandas as pd
 
@@ -25,10 +25,19 @@ def write_csv(table: pd.DataFrame, path: Path | TextIO) -> None:
     made = _simple(table)
     if not isinstance(path, Path) and path.isatty():
         made = _each_text(made, one_line)
-    _each_text(made, escape_formula).to_csv(path, index=False)
+    made = _each_text(made, escape_formula)
+    text = made.to_csv(index=False, lineterminator="\n")
+    if "\r" in text:
+        # A lone carriage return ends a row, unless its text is in quotation marks: Python puts a text with a
+        # character of the line's end into them.
+        text = made.to_csv(index=False, lineterminator="\r\n")
+    if isinstance(path, Path):
+        path.write_bytes(text.encode())
+    else:
+        path.write(text)
 
 
-def write_parquet(table: pd.DataFrame, path: Path) -> None:
+def write_parquet(table: pd.DataFrame, path: Path | BinaryIO) -> None:
     """Write a frame as Parquet with its types; lists and columns of mixed types are written as JSON text."""
     _simple(table).to_parquet(path, index=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from horovod_tune.analysis.reader.plain_values import iteration_of, seconds
 from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.trial_details import (
     attempts,
+    config_at,
     error_line,
     hosts_of,
     iterations_of,
@@ -69,14 +70,46 @@ def clock(unix_s: pd.Series) -> pd.Series:
     return pd.Series(pd.DatetimeIndex(moments, tz="UTC"), index=unix_s.index)
 
 
+# The columns of `Analysis.dataframe` and `Analysis.history` that are not reported values.
+TRIAL_COLUMNS = (
+    *("trial_id", "status", "best_iteration", "iterations", "start", "end", "duration_s", "ranks", "hosts"),
+    *("start_s", "num_failures", "error", "logdir"),
+)
+REPORT_COLUMNS = ("trial_id", "training_iteration", "attempt", "time", "elapsed_s")
+_PREFIX = "reported_"
+_SCORES = ("last", "best", "best_iteration")
+
+
+def column_of(metric: str, ours: Collection[str], variant: str = "") -> str:
+    """Return a metric's column: its name, with `reported_` before it if one of our columns has that name.
+
+    A `variant`, such as `best_`, precedes the name of a second column of the metric.
+
+    >>> [column_of(name, REPORT_COLUMNS) for name in ("loss", "time", "reported_time")]
+    ['loss', 'reported_time', 'reported_reported_time']
+    >>> column_of("iteration", TRIAL_COLUMNS), column_of("iteration", TRIAL_COLUMNS, "best_")
+    ('reported_iteration', 'best_reported_iteration')
+    """
+    stem = metric
+    while stem.startswith(_PREFIX):  # a metric may have such a name too
+        stem = stem.removeprefix(_PREFIX)
+    return f"{variant}{_PREFIX if {stem, f'best_{stem}'} & {*ours} else ''}{metric}"
+
+
+def metrics_in(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `Analysis.dataframe` by the names under which trials reported."""
+    own = {"training_iteration": row["iterations"]} if "iterations" in row else {}
+    metrics = [name.removeprefix(_PREFIX) for name in row if name.startswith(_PREFIX)]
+    columns = {metric: column_of(metric, TRIAL_COLUMNS) for metric in metrics}
+    return own | dict(row) | {metric: row[name] for metric, name in columns.items() if name in row}
+
+
 def trials_frame(trials: Sequence[TrialRecord], scores: pd.DataFrame | None, metric: str) -> pd.DataFrame:
     """Return one row per trial: see `Analysis.dataframe`."""
     made = frame([_trial_row(trial) for trial in trials])
     if scores is not None:
-        # The metric's own name, unless another column has it.
-        taken = metric in (*made.columns, "best_iteration")
-        names = {f"last_{metric}" if taken else metric: "last", f"best_{metric}": "best"}
-        for place, (name, column) in enumerate((names | {"best_iteration": "best_iteration"}).items(), 2):
+        names = [column_of(metric, TRIAL_COLUMNS, variant) for variant in ("", "best_")]
+        for place, (name, column) in enumerate(zip((*names, "best_iteration"), _SCORES, strict=True), 2):
             made.insert(place, name, scores[column])
     types = {"ranks": "Int64", "start_s": "float64"}
     made = made.astype({name: dtype for name, dtype in types.items() if name in made})
@@ -98,7 +131,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
         "num_failures": trial.num_failures,
         "error": error_line(trial.error),
         "logdir": trial.directory,
-        **flatten(trial.config, "config/"),
+        **flatten(config_at(trial), "config/"),
     }
 
 
@@ -120,4 +153,4 @@ def _report_rows(trial: TrialRecord, zero: float, with_config: bool) -> Iterator
         if not (with_config and row.get("config") and isinstance(row["config"], Mapping)):
             left_out.add("config")
         reported = flatten({name: value for name, value in row.items() if name not in left_out})
-        yield made | {f"reported_{name}" if name in made else name: reported[name] for name in reported}
+        yield made | {column_of(name, REPORT_COLUMNS): value for name, value in reported.items()}

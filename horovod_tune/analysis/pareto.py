@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from horovod_tune import bounds
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated, value_of
-from horovod_tune.large_batch import bounds
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.results import Analysis

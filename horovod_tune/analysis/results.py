@@ -18,11 +18,18 @@ from horovod_tune.analysis import frames
 from horovod_tune.analysis.pareto import ParetoFront, pareto_front
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of, mapping
+from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Limit, kept, known_values, value_of
-from horovod_tune.analysis.trial_details import attempts, config_changes, plain_text, report_times, spans
+from horovod_tune.analysis.scoring import Limit, as_number, kept, known_values, value_of
+from horovod_tune.analysis.trial_details import (
+    attempts,
+    config_at,
+    config_changes,
+    plain_text,
+    report_times,
+    spans,
+)
 from horovod_tune.errors import HorovodTuneError
 
 # Does not match checkpoint_000001.part, an incomplete copy.
@@ -126,7 +133,7 @@ class Analysis:
             if key in names or key == "config" or isinstance(value, str):
                 continue
             flat = frames.flatten({key: value})
-            names |= {name: None for name, number in flat.items() if type(number) in (int, float, bool)}
+            names |= {name: None for name, number in flat.items() if as_number(number) is not None}
         return tuple(name for name in names if name not in TUNES_OWN)
 
     @property
@@ -279,9 +286,7 @@ class Analysis:
     @cached_property
     def configs(self) -> list[dict[str, Any]]:
         """Each trial's hyperparameters, as they were at the report by which it is compared."""
-        # Under PopulationBasedTraining a trial's configuration changes; each report has its own.
-        each = zip(self.trials, self._compared, strict=True)
-        return [(mapping(told.get("config")) if config_changes(t) else {}) or t.config for t, told in each]
+        return [config_at(*each) for each in zip(self.trials, self._compared, strict=True)]
 
     @property
     def best_logdir(self) -> str:
@@ -333,7 +338,8 @@ class Analysis:
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
         start and end (UTC), duration_s, ranks, hosts and start_s (all three NA if the reports lack them),
-        num_failures, error (in one line), logdir, and the configuration as config/….
+        num_failures, error (in one line), logdir, and the configuration at the last report as config/…. A
+        metric whose columns would have one of these names, such as `iteration`, becomes reported_….
         """
         return frames.trials_frame(self.trials, self.scores if self._scored else None, self.metric or "")
 
@@ -346,8 +352,8 @@ class Analysis:
 
         Columns: trial_id, training_iteration, attempt (one more at each report whose iteration does not
         increase), time (UTC), elapsed_s since the experiment's start, then all that was reported; a metric
-        named attempt, time or elapsed_s becomes reported_…. Configurations are included as config/… if they
-        change within trials, as under PopulationBasedTraining.
+        with one of these names becomes reported_…. Configurations are included as config/… if they change
+        within trials, as under PopulationBasedTraining.
         """
         changing = any(map(config_changes, self.trials))
         return frames.history_frame(self.trials, self.record.start_time, changing)

@@ -32,13 +32,27 @@ def value_of(row: Mapping[str, Any], metric: str) -> float | None:
     >>> value_of({"valid": {"loss": 2}}, "valid/loss")
     2.0
     """
-    value = nested_value(row, metric)
-    if not isinstance(value, (int, float, np.integer, np.floating)):
+    return as_number(nested_value(row, metric))
+
+
+def as_number(value: Any) -> float | None:
+    """Return a metric as a float; None if it is not a number (a string, a list, None).
+
+    An integer that is too large for a float is infinite.
+    """
+    if value is None or isinstance(value, (str, bytes)):
         return None
     try:
-        return float(value)
-    except OverflowError:  # an integer beyond 1e308
-        return math.inf if value > 0 else -math.inf
+        if isinstance(value, (int, float)):
+            return float(value)
+        # `item`: a tensor that requires a gradient, or is on a GPU, does not become an array.
+        array = np.asarray(value.item() if hasattr(value, "item") else value, dtype=float)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    except OverflowError:
+        (only,) = np.asarray(value, dtype=object).ravel()[:1]
+        return math.inf if only > 0 else -math.inf
+    return float(array.reshape(())) if array.size == 1 else None
 
 
 def nested_value(values: Mapping[str, Any], name: str) -> Any:

@@ -7,10 +7,12 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -30,20 +32,23 @@ from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
 _CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, and again of problems
-_FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # characters: of the columns that every table has; of a hyperparameter's
+# In characters. Names are cut to no less than the first, texts of hyperparameters always to the second.
+_NAME, _TEXT, _GAP = 12, 24, 3
 
 
-def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True) -> Group:
+def view(
+    analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True, is_live: bool = False
+) -> Group:
     """Return the experiment for rich to print: the best trial, a table of trials, failures, a summary.
 
-    The table has only the hyperparameters that fit into `width` characters.
+    The table has only the columns that fit into `width` characters. Ids and numbers are never cut.
     """
     known = (state_text(analysis), trials_text(analysis), wall_text(analysis))
     head = Text.assemble(_safe(analysis.name, "bold"), _safe("  " + " · ".join(filter(None, known))))
     parts: list[RenderableType] = [head, Text()]
     if len(analysis.runs) > 1:
         parts += [_safe(several_runs(analysis.record), "yellow"), Text()]
-    parts += [*_best(analysis), _table(analysis, rows, width), Text()]
+    parts += [*_best(analysis, is_live), _table(analysis, rows, width), Text()]
     errors = analysis.errors()
     if errors:
         parts.append(Text(f"{len(errors)} failed", style="bold red"))
@@ -71,7 +76,7 @@ def _safe(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
-def _best(analysis: Analysis) -> list[RenderableType]:
+def _best(analysis: Analysis, is_live: bool) -> list[RenderableType]:
     if not analysis.has_best:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text.assemble(
@@ -82,40 +87,69 @@ def _best(analysis: Analysis) -> list[RenderableType]:
     if len(written) > _CONFIG_LINES:
         written[_CONFIG_LINES:] = [f"… and {len(written) - _CONFIG_LINES} more lines: see best_config"]
     checkpoint = analysis.best_checkpoint_path or "none kept"
-    return [line, Text("\n".join(written)), _safe(f"checkpoint: {checkpoint}"), Text()]
+    # To be copied, and so not broken into lines; a live view would cut long ones.
+    whole: dict[str, Any] = {} if is_live else {"no_wrap": True, "overflow": "ignore"}
+    copied = ("\n".join(written), one_line(f"checkpoint: {checkpoint}"))
+    return [line, *(Text(text, **whole) for text in copied), Text()]
+
+
+@dataclass(frozen=True, eq=False)
+class _Column:
+    name: str
+    cells: list[Text]
+    on_the_right: bool = False
+
+    def title(self, longest: int) -> str:
+        """Return the name, or its end: nested names often begin alike."""
+        name = one_line(self.name)
+        if cell_len(name) <= longest:
+            return name
+        while cell_len(name) >= longest:
+            name = name[1:]
+        return f"…{name}"
+
+    def width(self, longest: int) -> int:
+        return max(cell_len(self.title(longest)), *(cell.cell_len for cell in self.cells), 0)
 
 
 def _table(analysis: Analysis, rows: int, width: int) -> Table:
-    found = varying_parameters(analysis)
-    shown = found[: max(0, (width - _FIXED_WIDTH) // _COLUMN_WIDTH)]
-    left = {"trials": len(analysis.trials) - rows, "hyperparameters": len(found) - len(shown)}
     order = analysis.ranked[:rows]
     trials = [analysis.trials[number] for number in order]
-    # Each has a name, is aligned on the right or not, and has a text for each trial.
-    columns: list[tuple[str, bool, list[Text]]] = [
-        ("trial", False, [_safe(trial.trial_id) for trial in trials]),
-        ("status", False, [_safe(t.status.lower(), _STYLES.get(t.status, "")) for t in trials]),
-    ]
+    status = _Column("status", [_safe(t.status.lower(), _STYLES.get(t.status, "")) for t in trials])
+    iterations = _Column("it", [Text(str(iterations_of(trial) or "")) for trial in trials], True)
+    columns = [_Column("trial", [_safe(trial.trial_id) for trial in trials]), status]
+    spare = [status, iterations]  # left out in this order if the screen is too narrow
     if analysis.is_scored:  # also if no trial meets the limits
         reports = analysis.reports[analysis.reports["known"]]
         curves = [reports.loc[reports["trial"] == number, "value"].to_numpy() for number in order]
         scores = analysis.scores.loc[order]
-        columns.append((analysis.metric or "", True, list(map(_number, scores["last"]))))
-        columns.append(("best", True, list(map(_number, scores["best"]))))
-        columns.append(("curve", False, [Text(sparkline(curve, 16), style="cyan") for curve in curves]))
-    columns.append(("it", True, [Text(str(iterations_of(trial) or "")) for trial in trials]))
-    for one in shown:
-        columns.append((one.name, False, [_safe(_short(one.values[number])) for number in order]))
+        last = _Column(analysis.metric or "", list(map(_number, scores["last"])), True)
+        best = _Column("best", list(map(_number, scores["best"])), True)
+        curve = _Column("curve", [Text(sparkline(curve, 16), style="cyan") for curve in curves])
+        columns, spare = [*columns, last, best, curve], [curve, *spare, best]
+    columns.append(iterations)
+    found = varying_parameters(analysis)
+    columns += [_Column(one.name, [_safe(_short(one.values[number])) for number in order]) for one in found]
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    for name, on_the_right, _ in columns:
-        table.add_column(
-            _safe(name),
-            justify="right" if on_the_right else "left",
-            no_wrap=True,
-            min_width=8 if name == "curve" else None,
-        )
-    for number, *cells in zip(order, *(texts for *_, texts in columns), strict=True):
+    def fits(longest: int) -> bool:
+        return sum(each.width(longest) + _GAP for each in columns) - _GAP <= width
+
+    fixed, left = len(columns) - len(found), {"trials": len(analysis.trials) - rows, "hyperparameters": 0}
+    while len(columns) > fixed and not fits(_NAME):
+        columns.pop()
+        left["hyperparameters"] += 1
+    for column in spare:
+        if not fits(_NAME):
+            columns.remove(column)
+    longest = next((n for n in range(width, _NAME, -1) if fits(n)), _NAME)
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
+    for each in columns:
+        justify: JustifyMethod = "right" if each.on_the_right else "left"
+        table.add_column(Text(each.title(longest)), justify=justify, no_wrap=True, width=each.width(longest))
+    if not fits(longest):  # the ids or numbers alone are wider
+        table.width = sum(each.width(longest) + _GAP for each in columns) - _GAP
+    for number, *cells in zip(order, *(each.cells for each in columns), strict=True):
         table.add_row(*cells, style="bold" if number == analysis.best_number else "")
     more = ", ".join(f"{count} more {what}" for what, count in left.items() if count > 0)
     table.caption = _safe(f"not shown: {more}") if more else None
@@ -127,7 +161,9 @@ def _number(value: float) -> Text:
 
 
 def _short(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else text_of(value)
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else text_of(value)
+    cut = not isinstance(value, (int, float)) and len(text) > _TEXT
+    return f"{text[: _TEXT - 1]}…" if cut else text
 
 
 def watch(
@@ -146,7 +182,7 @@ def watch(
 
     def fitting(seen: Analysis) -> Group:
         fit = max(3, min(rows, screen.height - 18))
-        return view(seen, rows=fit, width=screen.width, with_summary=False)
+        return view(seen, rows=fit, width=screen.width, with_summary=False, is_live=True)
 
     with suppress(KeyboardInterrupt), Live(fitting(analysis), console=screen, auto_refresh=False) as live:
         while analysis.state == "running":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_tune.analysis.reader.plain_values import iteration_of, seconds
+from horovod_tune.analysis.reader.plain_values import iteration_of, mapping, seconds
 from horovod_tune.analysis.reader.records import TrialRecord
 
 # The first line of TrainingFailed (`coordinator/failures.py`).
@@ -55,6 +55,13 @@ def iterations_of(trial: TrialRecord) -> int:
 def config_changes(trial: TrialRecord) -> bool:
     """Return True if a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
     return any(row.get("config") != trial.rows[0].get("config") for row in trial.rows[1:])
+
+
+def config_at(trial: TrialRecord, report: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a trial's hyperparameters as they were at one of its reports, by default the last."""
+    if not config_changes(trial):
+        return trial.config
+    return mapping((trial.rows[-1] if report is None else report).get("config")) or trial.config
 
 
 def error_line(text: str | None) -> str | None:

@@ -25,26 +25,26 @@ Schema = Mapping[str, Mapping[str, type | tuple[type, ...]]]
 _NUMBER = (int, float)
 _NO = type(None)
 # A request of one end that the other end answers, or the error with which it failed.
-_CALL = {"id": int, "method": str, "arguments": (list, tuple)}
-_REPLY = {"id": int, "value": object, "error": str}
+_CALL: Mapping[str, type | tuple[type, ...]] = {"id": int, "method": str, "arguments": (list, tuple)}
+_REPLY: Mapping[str, type | tuple[type, ...]] = {"id": int, "value": object, "error": str}
 
 # What a rank sends the coordinator on its own host.
 REPORTS: Schema = {
     "report": {"run": int, "index": int, "metrics": dict, "checkpoint_path": (str, _NO)},
 }
-# What a rank sends its training actor. Metrics that msgpack lacks are pickled; only the coordinator loads them.
+# What a rank sends its training actor. The coordinator unpickles metrics of types that msgpack lacks.
 RANK_MESSAGES: Schema = {
     **REPORTS,
     "pickled_report": {"run": int, "index": int, "pickled": bytes, "checkpoint_path": (str, _NO)},
-    "finished": {"has_returned": int},
-    "failed": {"failure_kind": int, "traceback": str},
+    "finished": {"rank": int, "has_returned": int},
+    "failed": {"rank": int, "failure_kind": int, "traceback": str},
     "needs_world": {"error": str, "stalled": str},
     "awaited": {"names": dict},
     "imports": {"seconds": dict},
     "call": _CALL,
     "reply": _REPLY,
 }
-# What a rank receives from the coordinator. `checkpoint` holds a `CheckpointPlace`'s path, node_id and report.
+# What a rank receives from the coordinator. `checkpoint` holds a place's path, node_id and report.
 ACKS: Schema = {
     "acknowledge": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }

@@ -44,7 +44,7 @@ class WorkerActor(Protocol):
     def close_world(self) -> None:
         """Close the world's connections, so that ranks which wait in a collective get an error."""
 
-    def end_trial(self, timeout_s: float) -> tuple[LogChunk, str]:
+    def end_trial(self, timeout_s: float) -> tuple[list[LogChunk], str]:
         """Wait until the processes of the worker's ranks have ended; kill those that remain.
 
         Returns what they printed at the end, and a warning about those that were killed, or an empty text.

@@ -148,7 +148,7 @@ class Slots:
     def record_lost(self, worker: Worker, *, actor_lives: bool = False) -> None:
         """Release the slot of a lost member if a scheduler took it, or else fill it again.
 
-        With ``actor_lives``, the worker itself is ready to join the next world; otherwise another actor starts.
+        With ``actor_lives``, the worker itself is ready to join; otherwise another actor starts.
         """
         if actor_lives and not self.must_leave(worker) and worker.slot not in self.starting:
             worker.ranks = ()

@@ -259,7 +259,7 @@ class WorkerGroup:
             self._ending[worker] = worker.actor.end_trial.remote(timeout_s)
 
     def _end_ranks(self) -> bool:
-        """Wait until the ranks' processes have ended; return False if a worker does not say that they have."""
+        """Wait until the ranks' processes have ended; return False if a worker does not reply."""
         if not self._ending:
             self.begin_end()
         ending, self._ending = self._ending, {}
@@ -274,8 +274,8 @@ class WorkerGroup:
         replies = replies_to(list(ending.values()), EXIT_TIMEOUT_S + UNWIND_TIMEOUT_S)
         for reply in replies:
             if not isinstance(reply, RayError):
-                chunk, warning = reply
-                self._logs.append(chunk)
+                chunks, warning = reply
+                self._logs += chunks
                 if warning:
                     logger.warning(warning)
         return not any(isinstance(reply, RayError) for reply in replies)

@@ -7,9 +7,3 @@ preflight.py   Preflight: the callback that calls check() before a search's firs
 report.py      the table, and the findings below it
 command.py     `horovod-tune doctor`
 """
-# ruff: noqa: F401 - imported for the rest of the package
-
-from horovod_tune.doctor.findings import Finding, Node, can_run_trials, diagnose, diagnose_nodes
-from horovod_tune.doctor.node_info import NodeInfo, collect_info
-from horovod_tune.doctor.nodes import check
-from horovod_tune.doctor.report import Report

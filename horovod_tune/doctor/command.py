@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     if arguments.address is not None:
         return examine_cluster(arguments.address)
-    from horovod_tune.doctor import can_run_trials, collect_info, diagnose
+    from horovod_tune.doctor.findings import can_run_trials, diagnose
+    from horovod_tune.doctor.node_info import collect_info
     from horovod_tune.doctor.report import machine_table
 
     info = collect_info()
@@ -61,7 +62,7 @@ def examine_cluster(address: str) -> int:
         return 1
     import ray
 
-    from horovod_tune.doctor import check
+    from horovod_tune.doctor.nodes import check
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     try:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from horovod_tune.doctor.node_info import NodeInfo
+from horovod_tune.horovod_build.installed import UNHIDE
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 INSTALL = "horovod-tune install-horovod"
+_WITH_EXTRAS = {"ray": "ray[tune]"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,17 @@ def can_run_trials(findings: Iterable[Finding]) -> bool:
 
 def diagnose(info: NodeInfo) -> list[Finding]:
     """Return what is wrong with a machine, problems first."""
-    return _sorted([*_packages(info), *_torch(info), *_horovod(info)])
+    found = [*_packages(info), *_torch(info), *_horovod(info)]
+    if not info.shadows:
+        return _sorted(found)
+    # What is hidden may be why others fail: its cure comes first, and is the only one for its package.
+    hidden = [
+        problem(name, f"Python imports {file} instead of the installed {name}.", UNHIDE)
+        for name, file in info.shadows.items()
+    ]
+    others = [finding for finding in found if finding.subject not in info.shadows]
+    later = f"See to {', '.join(info.shadows)} first: this may come from it."
+    return _sorted([*hidden, *(replace(o, cure=later) if o.level == "problem" else o for o in others)])
 
 
 def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[Finding]:
@@ -88,7 +100,10 @@ def _packages(info: NodeInfo) -> Iterator[Finding]:
     for name, why in info.broken.items():
         cure = "Install it there, or ship it: ray.init(runtime_env={'py_modules': [...]})"
         if name not in info.modules:
-            cure = f"pip install --force-reinstall {name}"
+            # As after `pip install ray`, without its extra.
+            is_lacking = "No module named" in why or "dependencies are missing" in why
+            cure = f"pip install '{_WITH_EXTRAS.get(name, name)}'"
+            cure = cure if is_lacking else f"pip install --force-reinstall {name}"
         yield problem(name, f"{name} cannot be imported: {why}", cure)
     for name, seconds in info.slow.items():
         what = f"The import of {name} takes more than {seconds:.0f} s; it may still work."
@@ -96,21 +111,11 @@ def _packages(info: NodeInfo) -> Iterator[Finding]:
 
 
 def _torch(info: NodeInfo) -> Iterator[Finding]:
-    torch, gpu = info.torch, info.gpu_devices[0] if info.gpu_devices else None
-    if torch is None:
+    if (torch := info.torch) is None:
         yield problem("torch", "torch is not installed.", f"pip install torch, then {INSTALL}")
     elif torch.error is not None:
         cure = f"pip install --force-reinstall torch, then {INSTALL}"
         yield problem("torch", f"torch {torch.version} cannot be imported: {torch.error}", cure)
-    elif gpu is None or "torch" in info.slow:
-        return
-    elif torch.cuda is None and "torch_xla" not in info.packages:
-        what = f"This machine has a GPU ({gpu}), but torch {torch.version} is a CPU build."
-        cure = f"For trials with use_gpu=True: install a CUDA build of torch, then {INSTALL} --gpu nccl"
-        yield warning("torch", what, cure)
-    elif torch.cuda is not None and not torch.gpus:
-        cure = f"Look at nvidia-smi: the driver must be new enough for CUDA {torch.cuda}."
-        yield warning("torch", f"This machine has a GPU ({gpu}), but torch sees none.", cure)
 
 
 def _horovod(info: NodeInfo) -> Iterator[Finding]:

@@ -6,10 +6,9 @@ crashes would end this process.
 
 from __future__ import annotations
 
-import glob
 import importlib.metadata
-import os
 import platform
+import re
 import socket
 import sys
 import time
@@ -17,20 +16,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-import psutil
-
-from horovod_tune.actors.ranks import interfaces
 from horovod_tune.horovod_build.installed import (
     HOROVOD_FACTS,
     IMPORT_TIMEOUT_S,
     InstalledHorovod,
     InstalledTorch,
+    hiding_file,
+    imported_file,
     installed_horovod,
     installed_torch,
     probe,
 )
 
-GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 # By package: what a process imports, and an expression for a dict of facts about it.
 PROBES = {
     "torch": (
@@ -49,11 +46,8 @@ class NodeInfo:
     """One machine and the Python environment that was examined."""
 
     host: str
-    system: str
     python: str
     executable: str
-    cpus: int
-    memory: int  # in bytes
     # Versions of this package's own requirements; None for one that is missing.
     packages: dict[str, str | None]
     unmet: tuple[str, ...] = ()  # requirements of this package that the installed packages do not meet
@@ -61,10 +55,11 @@ class NodeInfo:
     broken: dict[str, str] = field(default_factory=dict)
     # Those whose import had not ended after this many seconds: nothing more is known about them.
     slow: dict[str, float] = field(default_factory=dict)
+    # If an import failed: by package that is installed, another file that its import finds.
+    shadows: dict[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # the modules of the training function that were tried
     torch: InstalledTorch | None = None
     horovod: InstalledHorovod | None = None
-    gpu_devices: tuple[str, ...] = ()  # the GPUs' device files, whether or not torch can use them
     # The addresses of the network interfaces that are up.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -82,47 +77,67 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         answers = pool.map(lambda each: probe(each[0], each[1], end - time.monotonic()), probes.values())
         found = dict(zip(probes, answers, strict=True))
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
+    for name in PROBES.keys() & found.keys():
+        file = imported_file(PROBES[name][0].split()[1].split(".")[0])
+        if "error" in found[name] and file is not None:
+            found[name]["error"] += f" (imported from {file})"
+    lost = [name for name, one in there.items() if one is None and _version(name) is not None]
+    failed = lost or any("error" in answer for answer in found.values())
+    names = [*packages, "horovod"] if failed else []
     of_torch = found.get("torch", {})
     of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
     return NodeInfo(
         host=socket.gethostname(),
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         executable=sys.executable,
-        cpus=len(os.sched_getaffinity(0)),
-        memory=psutil.virtual_memory().total,
         packages=packages,
         unmet=unmet,
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
+        shadows={name: str(file) for name in names if (file := hiding_file(name))},
         modules=tuple(modules),
         torch=replace(torch, **of_torch) if torch else None,
         horovod=replace(horovod, **found["horovod"]) if horovod else None,
-        gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
-        interfaces=interfaces(),
+        interfaces=_interfaces(),
     )
+
+
+def _interfaces() -> dict[str, tuple[str, ...]]:
+    try:
+        from horovod_tune.actors.ranks import interfaces
+
+        return interfaces()
+    except (ImportError, AttributeError):  # psutil is missing or hidden, which is a finding
+        return {}
 
 
 def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Return the versions of this package's requirements, and those requirements that are not met."""
-    from packaging.requirements import Requirement
-
     versions: dict[str, str | None] = {"horovod_tune": _version("horovod_tune")}
     unmet = []
     # A copy of the package that was not installed (PYTHONPATH, py_modules) has no metadata.
     lines = importlib.metadata.requires("horovod_tune") if versions["horovod_tune"] is not None else None
     for line in lines or ():
-        wanted = Requirement(line)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        wanted, _, marker = (part.strip() for part in line.partition(";"))
+        name = re.split(r"[^\w.-]", wanted)[0]
+        if "extra ==" in marker:  # there are no other markers
             continue
-        version = versions[wanted.name] = _version(wanted.name)
+        version = versions[name] = _version(name)
         if version is None:
             unmet.append(f"{wanted} (not installed)")
-        elif not wanted.specifier.contains(version, prereleases=True):
+        elif not _meets(version, line):
             unmet.append(f"{wanted} (installed: {version})")
     if (xla := _version("torch_xla")) is not None:
         versions["torch_xla"] = xla
     return versions, tuple(unmet)
+
+
+def _meets(version: str, requirement: str) -> bool:
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # it is missing or hidden, which is a finding
+        return True
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def _version(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
     """Return the table of one machine."""
     marks = {finding.subject: MARKS[finding.level] for finding in reversed(findings)}
     rows = {
-        "host": f"{info.host}: {info.system}, {info.cpus} CPUs, {info.memory / 1024**3:.1f} GiB memory",
+        "host": info.host,
         "Python": f"{info.python}  {info.executable}",
         "torch": _torch(info),
         **{name: version or "not installed" for name, version in info.packages.items() if name != "torch"},
@@ -81,6 +82,7 @@ def _horovod(info: NodeInfo) -> str:
 
 
 def _wrap(text: str, first: str) -> list[str]:
+    width = min(WIDTH, max(40, shutil.get_terminal_size((WIDTH, 24)).columns))
     # A command will be copied, so it is not broken in the middle of a word.
     indent = " " * len(first)
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)

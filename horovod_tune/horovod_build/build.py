@@ -22,8 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from horovod_tune.horovod_build import BuildError
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
@@ -79,6 +77,8 @@ def machine_tag(cpuinfo: str) -> str:
 
 def max_jobs() -> int:
     """Return how many compilers may run at once: one per CPU, with 1.5 GB of available memory for each."""
+    import psutil  # may be missing before the command installs it
+
     return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 1_500_000_000))
 
 

@@ -150,10 +150,11 @@ def _check_installed(built: InstalledHorovod) -> None:
             f"Horovod {built.version} is installed, but a collective did not end in {CHECK_TIMEOUT_S} s."
         )
     if not found.get("gloo"):
-        raise BuildError(
-            f"Horovod {built.version} is installed but does not work: {found.get('error', 'it lacks Gloo')}\n"
-            "Compile it again: the same command with --force"
-        )
+        cure = "Compile it again: the same command with --force"
+        if file := installed.hiding_file("horovod"):
+            cure = f"Python imports {file} instead. {installed.UNHIDE}"
+        why = found.get("error", "it lacks Gloo")
+        raise BuildError(f"Horovod {built.version} is installed but does not work: {why}\n{cure}")
     operations = "gloo and nccl" if found["nccl"] else "gloo"
     print(f"Horovod {built.version} for torch {built.torch_version} is installed, with {operations}.")
 

@@ -28,6 +28,7 @@ IMPORT_TIMEOUT_S = 120.0
 HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 # Precedes the facts in a process's output: libraries print lines of their own when they are imported.
 MARK = "horovod_tune facts: "
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 HOROVOD_FACTS = "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}"
 
 
@@ -112,6 +113,9 @@ def probe(
     if ran.returncode == 0 and has_facts:
         return dict(json.loads(after.splitlines()[0]))
     raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    first, *others = [line for line in ran.stderr.splitlines() if _RAISED.match(line)] or [""]
+    if others:  # of a chain, the first names the cause
+        raised[-1] += f" (after {first})"
     if ran.returncode < 0:
         # An exception of C++ aborts; the last line says which.
         return {"error": ": ".join([f"the import was ended by signal {-ran.returncode}", *raised[-1:]])}
@@ -137,6 +141,39 @@ def _package_folder(name: str) -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def imported_file(module: str) -> Path | None:
+    """Return the file that the import of a top-level module finds, or None."""
+    importlib.invalidate_caches()
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
+
+
+# The cure if another file hides an installed package.
+UNHIDE = "Rename it, take its folder off PYTHONPATH, or start in another folder."
+
+
+def hiding_file(package: str) -> Path | None:
+    """Return the file that an import finds instead of an installed package; None if there is none.
+
+    Such as a clone of Horovod's sources in the current folder, or a user's own `torch.py`.
+    """
+    # Ray has a psutil of its own, which precedes the installed one in its processes.
+    installed = list(importlib.metadata.distributions(name=package))
+    files = [file for each in installed for file in each.files or ()]
+    places = {Path(str(file.locate())).resolve() for file in files}
+    for file in files:  # those of an editable installation are not listed
+        folder, _, name = str(file).rpartition("/")
+        if "/" in folder or (name != "__init__.py" if folder else not name.endswith(".py")):
+            continue
+        found = imported_file(folder or name.removesuffix(".py"))
+        if found is not None and found.resolve() not in places:
+            return found
+    return None
 
 
 OLDEST_CMAKE = (3, 13)

@@ -6,7 +6,8 @@ batches.py, accumulation.py       a global batch in several passes, also if its 
 noise_scale.py, growth.py         which batch size is enough, and batches that grow
 recipe.py                         optimiser, schedule and accumulation from a configuration
 
-All of it runs in each rank of a trial, of `horovodrun` or of `torchrun`, or in a single process.
+All of it runs in each rank of a trial, of `horovodrun` or of `torchrun`, or in a single process. Arguments
+that are out of bounds, or that contradict each other or the world, raise `HyperparameterError`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from horovod_tune.bounds import HyperparameterError
+
 _MODULES = {
     "accumulation": "GradientAccumulator StepResult",
     "batches": "BatchSplit GlobalBatch rank_passes split_batch steps_per_epoch",
-    "bounds": "HyperparameterError",
     "curves": "Constant Cosine InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
     "growth": "BatchGrowth CurvatureGrowth FixedGrowth NoiseScaleGrowth largest_eigenvalue",
     "layer_wise": "Lamb Lars TrustRatioError parameter_groups",
@@ -27,7 +29,7 @@ _MODULES = {
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = sorted(_LAZY)
+__all__ = sorted([*_LAZY, HyperparameterError.__name__])
 
 
 def __getattr__(name: str) -> Any:

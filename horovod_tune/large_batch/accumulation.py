@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.layer_wise import norms
-from horovod_tune.large_batch.noise_scale import GradientNorms, NoiseScale
+from horovod_tune.large_batch.noise_scale import NoiseScale, gradient_norms
 from horovod_tune.large_batch.world import (
     averages,
     gather_async,
@@ -120,11 +120,7 @@ class GradientAccumulator:
         return self._done == self.passes
 
     def resize(self, passes: int, local_batch_size: int) -> None:
-        """Change the group, between two optimiser steps.
-
-        Raises:
-            HyperparameterError: A number is out of bounds, or the group has begun.
-        """
+        """Change the group, between two optimiser steps."""
         passes = bounds.count("passes", passes)
         local_batch_size = bounds.count("local_batch_size", local_batch_size, passes)
         if self._done:
@@ -160,9 +156,6 @@ class GradientAccumulator:
         Args:
             loss: The mean loss of the pass, a scalar.
             samples: The number of samples in the pass.
-
-        Raises:
-            HyperparameterError: `samples` is below 1, or the group is full.
         """
         samples = bounds.count("samples", samples)
         if self.full:
@@ -176,11 +169,9 @@ class GradientAccumulator:
             scale = self.scaler.get_scale()
         # One pass is enough: the estimate depends more on the number of steps.
         if self._measures and self._done == 0:
-            norms_of_pass = GradientNorms(self._parameters())
-            try:
+            with gradient_norms(self._parameters()) as found:
                 weighted.backward()
-            finally:
-                square = norms_of_pass.take()
+            square = float(torch.stack(found).double().square().sum()) if found else 0.0
             self._square = square / (weight * scale) ** 2
             self._inverse = 1 / samples
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.accumulation import GradientAccumulator
 from horovod_tune.large_batch.lr_scheduler import LargeBatchLR
 
@@ -48,14 +48,11 @@ def split_batch(
         even: If True, all ranks must have the same number of samples. If False, any world size is allowed,
             and some ranks may have one less; `GradientAccumulator` weights each sample equally.
 
-    Raises:
-        HyperparameterError: A number is below 1, or `even` is True and the batch cannot be split evenly.
-
     >>> split_batch(4096, 8, max_micro_batch_size=128)
     BatchSplit(global_batch_size=4096, world_size=8, passes=4, micro_batch_size=128)
     >>> split_batch(4096, 6)
     Traceback (most recent call last):
-    horovod_tune.large_batch.bounds.HyperparameterError: global_batch_size must be a multiple of the world \
+    horovod_tune.bounds.HyperparameterError: global_batch_size must be a multiple of the world \
 size 6, such as 4092 or 4098, got 4096
     >>> split_batch(4096, 6, even=False).local_batch_size
     683
@@ -87,9 +84,6 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
         split: What `split_batch` returned.
         rank: This rank.
 
-    Raises:
-        HyperparameterError: `order` is not a one-dimensional tensor, or `rank` is not in the world.
-
     >>> order = torch.arange(10)
     >>> for passes in rank_passes(order, split_batch(8, 2, max_micro_batch_size=2), rank=1):
     ...     print([rows.tolist() for rows in passes])
@@ -117,9 +111,6 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
         num_samples: Samples of the training set, over all ranks.
         global_batch_size: Samples in an optimiser step, over all ranks.
 
-    Raises:
-        HyperparameterError: A number is below 1.
-
     >>> steps_per_epoch(1000, 128)
     8
     """
@@ -139,9 +130,6 @@ class GlobalBatch:
         keep: What to keep when the number of ranks changes: ``global`` keeps the global batch and the rate,
             in more or fewer passes; ``local`` keeps each rank's batch, so the global batch and rate change.
         even: If True, a global batch that is not a multiple of the number of ranks is an error.
-
-    Raises:
-        HyperparameterError: A number is out of bounds.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 Time is a float in the unit of the lengths: epochs, or optimiser steps in a `LargeBatchLR` with
 `steps_per_epoch=1`. Each schedule is a frozen dataclass, so that it can be compared, printed and pickled.
-Arguments out of bounds raise `HyperparameterError`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 
 Schedule = Callable[[float], float]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 
 Group = dict[str, Any]
 
@@ -150,7 +150,6 @@ class Lars(LayerWiseOptimizer):
         layer_wise: The default for groups that do not set it.
 
     Raises:
-        HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.
         TrustRatioError: `step` finds a NaN or an infinity.
 
     >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -227,7 +226,6 @@ class Lamb(LayerWiseOptimizer):
         layer_wise: The default for groups that do not set it.
 
     Raises:
-        HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.
         TrustRatioError: `step` finds a NaN or an infinity.
 
     >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.curves import Schedule
 
 _KEPT = ("last_epoch", "_step_count", "_reduction", "steps_per_epoch", "global_batch_size", "base_batch_size")
@@ -32,10 +32,6 @@ class LargeBatchLR(LRScheduler):
         global_batch_size: Samples in an optimiser step, over all ranks; None for no scaling.
         base_batch_size: The global batch size for which the base rates were tuned.
         rule: ``linear``, ``sqrt`` or ``none``; see `scaling_factor`.
-
-    Raises:
-        HyperparameterError: A number is out of bounds, one batch size is given without the other, or the
-            schedule gives a rate that is negative or not finite.
 
     >>> from horovod_tune.large_batch import Constant, Warmup
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
@@ -112,9 +108,6 @@ class LargeBatchLR(LRScheduler):
         Args:
             global_batch_size: The new global batch size; None keeps the current one.
             steps_per_epoch: Optimiser steps in an epoch from now on.
-
-        Raises:
-            HyperparameterError: A number is out of bounds; nothing has changed in that case.
         """
         steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
         if global_batch_size is not None:
@@ -128,11 +121,7 @@ class LargeBatchLR(LRScheduler):
         self._set_rates()
 
     def reduce(self, factor: float) -> None:
-        """Multiply all rates by `factor` from now on.
-
-        Raises:
-            HyperparameterError: `factor` is not in (0, 1].
-        """
+        """Multiply all rates by `factor`, more than 0 and at most 1, from now on."""
         self._reduction *= bounds.number("factor", factor, more_than=0, at_most=1)
         self._set_rates()
 
@@ -146,9 +135,6 @@ class LargeBatchLR(LRScheduler):
 
         Call it before or after the optimiser's own `load_state_dict`. If the world or the batch has changed,
         call `change_batch` afterwards.
-
-        Raises:
-            HyperparameterError: The state has a different number of parameter groups.
         """
         groups, got = len(self.optimizer.param_groups), state_dict["groups"]
         if got != groups:
@@ -187,9 +173,6 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "li
         base_batch_size: The global batch size for which the base rate was tuned.
         rule: ``linear``, ``sqrt`` or ``none``.
 
-    Raises:
-        HyperparameterError: A batch size is below 1, or the rule is unknown.
-
     >>> [scaling_factor(4096, 256, rule) for rule in ("linear", "sqrt", "none")]
     [16.0, 4.0, 1.0]
     """
@@ -214,10 +197,7 @@ def scaled_adam(
     .. math:: \eta' = \sqrt k\,\eta,\quad 1-\beta_i' = k\,(1-\beta_i),\quad \epsilon' = \epsilon/\sqrt k
 
     (Malladi et al. 2022, arXiv:2205.10287, definition 5.2.) Adam's moving averages then reach back over as
-    many samples as before, not as many steps.
-
-    Raises:
-        HyperparameterError: A number is out of bounds, or a beta would be negative (:math:`k > 1/(1-\beta)`).
+    many samples as before, not as many steps. A beta must not become negative: :math:`k \le 1/(1-\beta)`.
 
     >>> scaled_adam(1e-3, (0.75, 0.9375), 2e-8, global_batch_size=1024, base_batch_size=256)
     AdamHyperparameters(lr=0.002, betas=(0.0, 0.75), eps=1e-08)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from scipy.special import stdtrit
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.large_batch.layer_wise import norm
 
 
@@ -74,9 +75,6 @@ class NoiseScale:
             mean_inverse_small: Mean of 1 / size of the small batches.
             big_square: Squared norm of the gradient of the whole batch.
             big_batch_size: Samples in the whole batch.
-
-        Raises:
-            HyperparameterError: A number is out of bounds, or the small batches are not smaller.
         """
         bounds.number("mean_small_square", mean_small_square, at_least=0)
         bounds.number("big_square", big_square, at_least=0)
@@ -123,21 +121,20 @@ def _fieller(
     return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
 
 
-class GradientNorms:
-    """Measures the squared norm of one backward pass's gradient until `take`, with hooks on the parameters.
+@contextmanager
+def gradient_norms(parameters: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield the list that the norms of the gradients of the backward pass in the context are added to.
 
-    The hooks receive a pass's own gradient before it is added to the others, and before Horovod averages it.
+    Hooks receive a pass's own gradient before it is added to the others, and before Horovod averages it.
     """
-
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._norms: list[torch.Tensor] = []
-        self._hooks = [each.register_hook(self._record) for each in parameters if each.requires_grad]
-
-    def take(self) -> float:
-        """Return the squared norm of the gradients, and stop measuring."""
-        for hook in self._hooks:
+    found: list[torch.Tensor] = []
+    hooks = [
+        each.register_hook(lambda gradient: found.append(norm(gradient.detach())))
+        for each in parameters
+        if each.requires_grad
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
             hook.remove()
-        return float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
-
-    def _record(self, gradient: torch.Tensor) -> None:
-        self._norms.append(norm(gradient.detach()))

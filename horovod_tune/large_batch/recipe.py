@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds, curves
+from horovod_tune import bounds
+from horovod_tune.large_batch import curves
 from horovod_tune.large_batch.accumulation import GradientAccumulator, StepResult
 from horovod_tune.large_batch.batches import (
     BatchSplit,
@@ -150,11 +151,8 @@ class TrainingSetup:
 
         So PBT may change a trial's configuration between saving and loading. If the kind of optimiser has
         changed, the new optimiser's state starts empty.
-
-        Raises:
-            HyperparameterError: `state_dict` is not the state of a `TrainingSetup`.
         """
-        missing = sorted({"kind", "optimizer", "scheduler", "noise_scale"} - set(state_dict))
+        missing = sorted({"kind", "optimizer", "scheduler", "noise_scale", "scaler"} - set(state_dict))
         if missing:
             lacks = f"it lacks {', '.join(missing)}"
             raise bounds.HyperparameterError(f"state_dict must be one of TrainingSetup.state_dict(), {lacks}")
@@ -164,11 +162,9 @@ class TrainingSetup:
         base = self.scheduler.base_batch_size
         self.scheduler.load_state_dict({**state_dict["scheduler"], "base_batch_size": base})
         self.batch.resize(self.split.global_batch_size)
-        if state_dict["noise_scale"] is not None:  # as in states of earlier versions
-            self.noise_scale.load_state_dict(state_dict["noise_scale"])
+        self.noise_scale.load_state_dict(state_dict["noise_scale"])
         scaler = self.accumulator.scaler
-        # Those have no scaler, or the empty state of a disabled one.
-        if scaler is not None and state_dict.get("scaler"):
+        if scaler is not None and state_dict["scaler"] is not None:
             scaler.load_state_dict(state_dict["scaler"])
 
 

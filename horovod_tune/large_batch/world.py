@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 
 # Bytes of gradients per collective. Many small collectives are slow; a large one needs a large copy.
 PIECE_BYTES = 1 << 26
@@ -106,6 +106,16 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
             "op of hvd.DistributedOptimizer must be Average or Sum, got Adasum, which has no weighted mean"
         )
     return bool(optimizer.op == hvd.Average)
+
+
+def mean_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the mean of a tensor over all ranks."""
+    if (size := world_size()) == 1:
+        return tensor
+    if (hvd := horovod()) is not None:
+        return hvd.allreduce(tensor, name="horovod_tune.large_batch.mean", op=hvd.Average)
+    torch.distributed.all_reduce(tensor)
+    return tensor / size
 
 
 def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None:

@@ -1,5 +1,7 @@
 """One rank of one trial: a process that runs the training function in its main thread, and ends with it.
 
+On TPU v2 and v3, a process has two ranks: the second one's function runs in a thread of its own.
+
 A second thread receives from the training actor that started this process (`actors/rank_process.py`).
 """
 
@@ -36,6 +38,7 @@ from horovod_tune.messages import (
     Message,
     NeedsWorld,
     RankBegin,
+    RankInfo,
     RankRejoin,
     Report,
 )
@@ -97,7 +100,7 @@ def _redirect_output(output: int) -> None:
 
 
 class Rank:
-    """This process's rank."""
+    """This process's rank, or on TPU v2 and v3 its two ranks."""
 
     def __init__(self, start: RankStart) -> None:
         self._backend = start.backend
@@ -105,9 +108,9 @@ class Rank:
         channel = None if start.channel is None else socket.socket(fileno=start.channel)
         self._channel = None if channel is None else RankChannel(channel)
         self._begin: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._training: Training | None = None
+        # Of each rank, while its function runs.
+        self._trainings: list[Training] = []
         self._forming = threading.Lock()
-        self._copies = HostCopies()
         self._calls: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
 
@@ -117,59 +120,73 @@ class Rank:
             listen = functools.partial(self._channel.listen, self._acknowledge)
             threading.Thread(target=listen, name="horovod_tune reports", daemon=True).start()
         begin: RankBegin = pickle.loads(self._begin.get())
+        rank_infos = begin.assignment.rank_infos
         try:
-            training = self._make_training(begin)
+            self._prepare(begin)
+            self._trainings = [self._make_training(begin, each) for each in rank_infos]
         except Exception:  # any: the trial fails with it
             text = encodable(traceback.format_exc())
-            self._send(Failed(begin.assignment.rank_infos[0].rank, begin.host, FailureKind.RAISED, text))
+            for each in rank_infos:
+                self._send(HostCopies(), Failed(each.rank, begin.host, FailureKind.RAISED, text))
             return 1
-        status = training.run()
-        self._training = None
+        first, *others = self._trainings
+        threads = [threading.Thread(target=each.run, name="horovod_tune rank") for each in others]
+        for thread in threads:
+            thread.start()
+        status = first.run()
+        for thread in threads:
+            thread.join()
+        self._trainings = []
         return status
 
-    def _make_training(self, begin: RankBegin) -> Training:
-        os.environ.clear()
-        os.environ.update(begin.environment)
+    def _prepare(self, begin: RankBegin) -> None:
+        if begin.environment:
+            os.environ.clear()
+            os.environ.update(begin.environment)
         os.chdir(begin.directory)
         rank_connection.prepare(begin.ray)
         set_variables(begin.assignment)
-        request, (rank_info,) = begin.request, begin.assignment.rank_infos
-        self._run = request.run
-        self._copies = HostCopies(Path(begin.copies))
-        imports = ImportTimes()
-        fetch = functools.partial(
-            open_checkpoint, node_id=begin.node_id, copies=self._copies, ask=self._ask_node
-        )
-        live = Session(request, rank_info, send=self._send, fetch=fetch)
+        self._run = begin.request.run
+        self._imports = ImportTimes()
+
+    def _make_training(self, begin: RankBegin, rank_info: RankInfo) -> Training:
+        # Of each rank, since the first to end in a process releases its own.
+        copies = HostCopies(Path(begin.copies))
+        send = functools.partial(self._send, copies)
+        fetch = functools.partial(open_checkpoint, node_id=begin.node_id, copies=copies, ask=self._ask_node)
+        request = begin.request
+        live = Session(request, rank_info, send=send, fetch=fetch)
         live.gpu = begin.gpu
         live.world_error = self._backend.world_error
-        live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
-        self._training = Training(
+        if self._backend.collectives is not None:
+            live.committed = CommittedState(
+                self._backend.collectives, self._backend.states, live.stored_commit
+            )
+        live.before_first_report = self._send_imports
+        return Training(
             live,
             host=begin.host,
-            send=self._send,
+            send=send,
             load=self._backend.load,
             describe_failure=self._describe_failure,
             enter_world=lambda: self._backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
             leave_world=self._backend.leave,
         )
-        live.before_first_report = functools.partial(self._send_imports, imports)
-        return self._training
 
     # What follows runs in the thread of the training function.
 
-    def _send(self, message: Message) -> None:
+    def _send(self, copies: HostCopies, message: Message) -> None:
         if not isinstance(message, Report):
             # The function has ended or left its world: the coordinator gets its output before this message.
-            self._copies.release_all()
+            copies.release_all()
             flush_streams()
         match message:
             case Report():
                 self._send_report(message)
-            case Finished(has_returned=has_returned):
-                self._control.send("finished", has_returned=int(has_returned))
-            case Failed(kind=kind, traceback=text):
-                self._control.send("failed", failure_kind=kind.value, traceback=text)
+            case Finished(rank=rank, has_returned=has_returned):
+                self._control.send("finished", rank=rank, has_returned=int(has_returned))
+            case Failed(rank=rank, kind=kind, traceback=text):
+                self._control.send("failed", rank=rank, failure_kind=kind.value, traceback=text)
             case NeedsWorld(error=error, stalled=stalled):
                 self._control.send("needs_world", error=error, stalled=stalled)
         if isinstance(message, Finished | Failed):
@@ -186,8 +203,8 @@ class Rank:
             pickled = {"pickled": pickle.dumps(report.metrics), "checkpoint_path": report.checkpoint_path}
             self._control.send("pickled_report", run=self._run, index=report.index, **pickled)
 
-    def _send_imports(self, imports: ImportTimes) -> None:
-        if seconds := imports.stop():
+    def _send_imports(self) -> None:
+        if seconds := self._imports.stop():
             self._control.send("imports", seconds=seconds)
 
     def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
@@ -214,8 +231,9 @@ class Rank:
     # What follows runs in the thread that receives from the coordinator or the training actor.
 
     def _acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
-        if self._training is not None and run == self._run:  # otherwise it is late, from another trial
-            self._training.session.acknowledge(index, checkpoint)
+        for training in self._trainings:
+            if run == self._run:  # otherwise it is late, from another trial
+                training.session.acknowledge(index, checkpoint)
 
     def _listen(self) -> None:
         is_open = True
@@ -225,7 +243,8 @@ class Rank:
                 self._handle(message)
 
     def _handle(self, message: dict[str, Any]) -> None:
-        training = self._training
+        # Trials with two ranks in a process are not elastic.
+        training = self._trainings[0] if self._trainings else None
         match message:
             case {"kind": "begin", "pickled": pickled}:
                 self._begin.put(pickled)
@@ -244,7 +263,8 @@ class Rank:
             case _ if training is None:
                 return  # the function has ended
             case {"kind": "stop"}:
-                training.session.stop()
+                for each in self._trainings:
+                    each.session.stop()
             case {"kind": "break_world", "number": number}:
                 with self._forming:
                     if training.session.world_number == number:
@@ -270,26 +290,23 @@ class Rank:
     def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
         value, error = None, ""
         try:
-            value = getattr(self, f"_on_{method}")(*arguments)
+            function = getattr(self, f"_on_{method}", None) or getattr(self._backend, method)
+            value = function(*arguments)
         except Exception:  # any: the actor raises it
             error = encodable(traceback.format_exc(limit=-5))
         with contextlib.suppress(OSError):
             self._control.send("reply", id=number, value=value, error=error)
 
-    def _on_stack(self) -> str:
-        return encodable(self._training.stack()) if self._training is not None else ""
+    def _on_stacks(self) -> dict[int, str]:
+        return {each.session.rank_info.rank: encodable(each.stack()) for each in self._trainings}
 
     def _on_dump_commit(self) -> bytes | None:
-        committed = self._training.session.committed if self._training is not None else None
+        committed = self._trainings[0].session.committed if self._trainings else None
         dumped: bytes | None = committed.dump() if committed is not None else None
         return dumped
 
     def _on_can_restore(self) -> int:
-        return int(self._training is not None and self._training.session.committed.can_restore)
-
-    def _on_serve_store(self, host: str) -> int:
-        port: int = self._backend.serve_store(host)
-        return port
+        return int(bool(self._trainings) and self._trainings[0].session.committed.can_restore)
 
 
 def set_variables(assignment: Assignment) -> None:

@@ -241,7 +241,7 @@ class Template:
 
     def _receive(self, connection: Any) -> RankStart | None:
         """Do what an actor requests; return what a new rank begins with, in the rank."""
-        data, descriptors = b"", []
+        data, descriptors = b"", list[int]()
         with contextlib.suppress(OSError):
             data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 4)
         if not data:
@@ -258,7 +258,7 @@ class Template:
         return start
 
     def _share(self, connection: socket.socket, name: str, descriptors: Sequence[int]) -> None:
-        """Keep a file in memory for all ranks of the host; reply with its path, or nothing if it is missing."""
+        """Keep a file in memory for all ranks of the host; reply with its path, empty if there is none."""
         for each in descriptors:
             if self._shared.setdefault(name, each) != each:  # another actor was faster
                 os.close(each)
@@ -276,7 +276,8 @@ class Template:
         if problem:
             _exec_rank(self._settings, descriptors)
         signal.set_wakeup_fd(-1)
-        for each in (self._listener, self._selector, *self._connections):
+        self._selector.close()
+        for each in (self._listener, *self._connections):
             each.close()
         os.close(self._wakeup_r)
         os.close(self._wakeup_w)

@@ -78,35 +78,38 @@ class Patch:
     the patch was written for, as in `difference`.
     """
 
-    fits: bool  # True if the library has the expected shape; the first check in a process logs any difference
-
     def __init__(self, without: str, *parts: str) -> None:
         self.without, self.parts = without, parts
+        self._fits: bool | None = None
+        self._applied = False
 
-    def __getattr__(self, name: str) -> Any:
-        """Set `fits`, once. Until Python 3.12, `cached_property` has a lock, which imports would wait for."""
-        if name != "fits":
-            raise AttributeError(name)
-        differences = list(filter(None, map(difference, self.parts)))
-        if differences:
-            library = re.split("[.:]", self.parts[0])[0]
-            logger.warning(
-                "%s %s differs from what horovod_tune was checked against, so %s. (%s)",
-                library.capitalize(),
-                getattr(importlib.import_module(library), "__version__", "of unknown version"),
-                self.without,
-                "; ".join(differences),
-            )
-        self.fits = not differences
-        return self.fits
+    # Until Python 3.12, `cached_property` has a lock, which imports would wait for.
+    @property
+    def fits(self) -> bool:
+        """True if the library has the expected shape; the first check in a process logs any difference."""
+        if self._fits is None:
+            differences = list(filter(None, map(difference, self.parts)))
+            self._fits = not differences
+            if differences:
+                library = re.split("[.:]", self.parts[0])[0]
+                logger.warning(
+                    "%s %s differs from what horovod_tune was checked against, so %s. (%s)",
+                    library.capitalize(),
+                    getattr(importlib.import_module(library), "__version__", "of unknown version"),
+                    self.without,
+                    "; ".join(differences),
+                )
+        return self._fits
 
     def once(self, apply: _Function) -> _Function:
         """Decorate a function that changes the library: only its first call in a process has an effect."""
 
         @functools.wraps(apply)
         def apply_once(*args: Any, **keywords: Any) -> Any:
-            is_due = "fits" not in vars(self) and self.fits
-            return apply(*args, **keywords) if is_due else None
+            if self._applied:
+                return None
+            self._applied = True
+            return apply(*args, **keywords) if self.fits else None
 
         return cast(_Function, apply_once)
 

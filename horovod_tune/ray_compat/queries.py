@@ -9,7 +9,6 @@ import math
 import os
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +55,16 @@ def driver_node_id() -> str | None:
     "after Tuner.restore, PromotingASHA has only the last report of each trial",
     "ray.tune.experiment:Trial uses storage",
     "ray.train._internal.storage:StorageContext uses storage_filesystem trial_fs_path",
-).otherwise(())
-def reports_of(trial: Any) -> list[dict[str, Any]]:
-    """Return the reports in a trial's result.json in the storage, in order; truncated lines are left out.
-
-    Tune itself keeps only a trial's last report.
-    """
+).otherwise(b"")
+def stored_results(trial: Any) -> bytes:
+    """Return a trial's result.json in the storage: Tune itself keeps only a trial's last report."""
     path = f"{trial.storage.trial_fs_path}/result.json"
     try:
         with trial.storage.storage_filesystem.open_input_stream(path) as file:
-            lines = file.readall().decode(errors="replace").splitlines()
+            return bytes(file.readall())
     except OSError as error:
         logger.warning("the earlier reports of trial %s cannot be read: %s", trial.trial_id, error)
-        return []
-    reports = []
-    for line in lines:
-        with suppress(ValueError):  # truncated
-            reports.append(json.loads(line))
-    return [report for report in reports if isinstance(report, dict)]
+        return b""
 
 
 @Patch(
@@ -130,6 +121,17 @@ def rotated_output() -> list[str]:
         return []
     worker = ray._private.worker.global_worker
     return [worker.get_out_file_path(), worker.get_err_file_path()]
+
+
+@Patch(
+    "resume_or_start does not warn of a num_samples that is not used",
+    "ray.tune:Tuner uses _local_tuner",
+    "ray.tune.impl.tuner_internal:TunerInternal uses _tune_config num_samples",
+).otherwise(None)
+def num_samples_of(tuner: Any) -> int | None:
+    """Return the `num_samples` of a restored tuner; None through Ray Client."""
+    local = getattr(tuner, "_local_tuner", None)
+    return None if local is None else int(local._tune_config.num_samples)
 
 
 def resources_of_nodes() -> list[dict[str, float]]:

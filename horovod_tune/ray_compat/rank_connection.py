@@ -7,10 +7,13 @@ run outside the trial's placement group, and end with the rank.
 from __future__ import annotations
 
 import atexit
+import functools
 import io
 import logging
 import os
 import pickle
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -35,10 +38,12 @@ _LAUNCH_HOOKS = Patch(
     "ray.remote_function:RemoteFunction._remote uses _task_launch_hook _function_descriptor",
 )
 # What unpickling a reference, or the handle of an actor, calls: it needs the connection.
-_NEED_A_CONNECTION = ("ray._raylet", "ray._private.serialization", "ray.actor")
+_NEED_A_CONNECTION = ("_object_ref_deserializer", "_actor_handle_deserializer", "_rdt_ref_deserializer")
 
 _address: RayAddress | None = None
 _has_warned = False
+# Threads may use Ray at once. Reentrant, since Ray may call `connect` while it connects.
+_connecting = threading.RLock()
 
 
 def prepare(address: RayAddress) -> None:
@@ -57,16 +62,17 @@ def prepare(address: RayAddress) -> None:
 
 def connect() -> None:
     """Connect to the cluster of the search, unless that has been done."""
-    if _address is None or ray.is_initialized():
-        return
-    ray.init(
-        address=_address.address,
-        namespace=_address.namespace,
-        runtime_env=_address.runtime_env or None,
-        log_to_driver=False,
-        configure_logging=False,
-        logging_level=logging.WARNING,
-    )
+    with _connecting:
+        if _address is None or ray.is_initialized():
+            return
+        ray.init(
+            address=_address.address,
+            namespace=_address.namespace,
+            runtime_env=_address.runtime_env or None,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.WARNING,
+        )
 
 
 def prepare_exit() -> None:
@@ -81,15 +87,37 @@ def _connect_first(original: Callable[..., Any], *arguments: Any, **keywords: An
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, pickled: bytes) -> None:
+        super().__init__(io.BytesIO(pickled))
+        # The globals of the functions in it.
+        self.namespaces: list[dict[str, Any]] = []
+
     def find_class(self, module_name: str, name: str, /) -> Any:
-        if module_name in _NEED_A_CONNECTION:
+        if name in _NEED_A_CONNECTION:
             connect()
-        return super().find_class(module_name, name)
+        found = super().find_class(module_name, name)
+        return functools.partial(self._make, found) if name == "_make_function" else found
+
+    def _make(
+        self, make_function: Callable[..., Any], code: Any, namespace: dict[str, Any], *rest: Any
+    ) -> Any:
+        self.namespaces.append(namespace)
+        return make_function(code, namespace, *rest)
 
 
 def loads(pickled: bytes) -> Any:
-    """Return what `ray.cloudpickle` has pickled; connect first if references to Ray's objects are in it."""
-    return _Unpickler(io.BytesIO(pickled)).load()
+    """Return what `ray.cloudpickle` has pickled; connect first if references to Ray's objects are in it.
+
+    What it brings of the driver's script becomes part of ``__main__``, where pickle looks for it: in forks of
+    a pool, or for `torch.save` of a model.
+    """
+    unpickler = _Unpickler(pickled)
+    loaded = unpickler.load()
+    for namespace in unpickler.namespaces:
+        if namespace.get("__name__") == "__main__":
+            new = {name: value for name, value in namespace.items() if not name.startswith("__")}
+            vars(sys.modules["__main__"]).update(new)
+    return loaded
 
 
 def _warn_of_long_waits(descriptor: Any, resources: Any, strategy: Any) -> None:

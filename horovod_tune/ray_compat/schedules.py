@@ -61,11 +61,28 @@ def describe_searcher(search: Any) -> str:
     return describe_searcher(inner) + (f", at most {bound:g} at a time" if bound else "")
 
 
-def space_of(search: Any) -> Any:
-    """Return the space that was passed to the search algorithm itself; None if there is none."""
+def innermost(search: Any) -> Any:
+    """Return the searcher inside a SearchGenerator, a ConcurrencyLimiter or a Repeater."""
     while getattr(search, "searcher", None) is not None:
         search = search.searcher
+    return search
+
+
+def space_of(search: Any) -> Any:
+    """Return the space that was passed to the search algorithm itself; None if there is none."""
+    search = innermost(search)
     return getattr(search, "space_spec", getattr(search, "_space", None))
+
+
+@Patch(
+    "a point of BayesOptSearch with a constant that is an object must leave it out",
+    "ray.tune.impl.placeholder:_RefResolver.TOKEN",
+).otherwise(False)
+def is_placeholder(value: Any) -> bool:
+    """Return True if Tune has replaced an object of the space by this value."""
+    from ray.tune.impl.placeholder import _RefResolver
+
+    return isinstance(value, tuple) and value[:1] == (_RefResolver.TOKEN,)
 
 
 def release_slot(controller: Any, trial_id: str) -> None:

@@ -30,6 +30,7 @@ _REPORT = Patch(
 )
 _MLFLOW_MODULE = "ray.air.integrations.mlflow"
 
+
 class _TrialInfo:
     """The session interface that ``ray.tune.get_context()`` and ``ray.tune.report`` use.
 

@@ -21,6 +21,7 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 from threadpoolctl import ThreadpoolController
 
+from horovod_tune.analysis.scoring import as_number
 from horovod_tune.ray_compat.patches import drawn_values
 from horovod_tune.search import state_file
 from horovod_tune.search.earlier_experiment import fit_into, read_previous
@@ -30,7 +31,6 @@ from horovod_tune.search.history import (
     History,
     Objectives,
     Trial,
-    as_number,
     parse_limits,
     reward,
     seed_for,
@@ -172,6 +172,10 @@ class BayesOptSearch(Searcher):
             if self._is_restored:
                 own = {"metric": self._metric, "mode": self._mode}
                 state_file.check_same_search(own, metric, mode, [])
+            for name, before, given in (("metric", self._metric, metric), ("mode", self._mode, mode)):
+                if before and given and before != given:
+                    what = f"{name}={given!r} of the tuner counts, not {name}={before!r} of BayesOptSearch"
+                    self._warn_once(f"given {name}", what)
             self._metric, self._mode = metric or self._metric, mode or self._mode
         stop = spec.get("stop")
         if self._optimizer.horizon is None and isinstance(stop, Mapping):
@@ -244,8 +248,7 @@ class BayesOptSearch(Searcher):
         if trial is not None:
             metric = self._objectives().metrics[0]
             value = as_number(result.get(metric))
-            if metric in result:
-                trial.last = value
+            trial.last = trial.last if value is None else value  # not every report has the metric
             self._add_report(trial, result, value)
 
     def on_trial_complete(
@@ -258,7 +261,8 @@ class BayesOptSearch(Searcher):
             return
         objectives = self._objectives()
         metric = objectives.metrics[0]
-        value = as_number(flat[metric]) if metric in flat else trial.last
+        value = as_number(flat.get(metric))
+        value = trial.last if value is None else value
         self._add_report(trial, flat, value)
         trial.end(objectives.final_value(trial, value), error)
         if flat and trial.ending is Ending.UNKNOWN:
@@ -377,7 +381,8 @@ class BayesOptSearch(Searcher):
         if self._earlier is not None and not self._history.earlier:
             used, message = fit_into(self._reader(self._space), self._earlier, self._metric, self._time_attr)
             self._history.earlier = used
-            logger.log(logging.INFO if used else logging.WARNING, message)
+            # Messages at level INFO are not shown by default.
+            logger.log(logging.INFO if len(used) == len(self._earlier) else logging.WARNING, message)
         self._earlier = None
         return self._space
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ray.tune.result import TRAINING_ITERATION
-
-from horovod_tune.analysis.scoring import nested_value
+from horovod_tune.analysis.scoring import known_values
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray, with_context
-from horovod_tune.search.history import Ending, Trial, as_number
+from horovod_tune.search.history import Ending, Trial
 from horovod_tune.search.space.domains import MISSING, SpaceError
 from horovod_tune.search.space.search_space import SearchSpace
 
@@ -33,16 +31,19 @@ class EarlierModel:
         return found[:, 0] - self._process.mean
 
 
-#: The configuration and the metrics of each trial of an experiment, nested or with `/` in their names.
-Rows = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
+#: Each trial's configuration and reports, nested or with `/` in their names.
+Rows = list[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]]
 
 
 def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str) -> tuple[list[Trial], str]:
-    """Return the rows that fit `space`, as trials, and a message that counts those that do not."""
+    """Return the rows that fit `space`, as trials, and a message that counts those that do not.
+
+    A trial's value is the last that it reported, as for `analyze`: not every report has the metric.
+    """
     used: list[Trial] = []
     reasons: Counter[str] = Counter()
-    for config, metrics in rows:
-        value = as_number(nested_value(metrics, metric)) if metric else None
+    for config, reports in rows:
+        *_, (value, time) = [(None, None), *known_values(reports, [metric or "", time_attr])]
         if value is None:
             reasons[f"no number {metric!r}"] += 1
             continue
@@ -53,7 +54,7 @@ def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str)
             reasons[str(error).split(", got ")[0]] += 1
             continue
         used.append(Trial(f"earlier-{len(used)}", point))
-        used[-1].add_report(as_number(nested_value(metrics, time_attr)), value)
+        used[-1].add_report(time, value)
         used[-1].end(value, error=False)
     message = f"{len(used)} of {len(rows)} earlier results are used"
     if failed := sum(trial.ending is Ending.FAILED for trial in used):
@@ -69,36 +70,27 @@ def read_previous(source: Any) -> Rows:
     from ray.tune import ExperimentAnalysis, ResultGrid
 
     from horovod_tune.analysis import Analysis, analyze
+    from horovod_tune.analysis.trial_details import config_at
 
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, os.PathLike, ResultGrid, ExperimentAnalysis)):
         source = analyze(source)
     if isinstance(source, Analysis):
-        return [(trial.config, trial.last_result or {}) for trial in source.trials]
-    if isinstance(source, ResultGrid):
-        return [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
-    if isinstance(source, ExperimentAnalysis):
-        return [(dict(t.config), dict(t.last_result or {})) for t in source.trials]
+        return [(config_at(trial), trial.reports) for trial in source.trials]
     if isinstance(source, pd.DataFrame):
-        return [_row(row) for row in source.to_dict("records")]
+        # A table has every column in every row. Where a trial lacks the parameter, or it is None, pandas
+        # has NaN, NA, NaT or None, by the column's type.
+        cells = source.astype(object).where(source.notna(), None).rename(columns=str)
+        return [_row(row) for row in cells.to_dict("records")]
     raise TypeError(
         "analysis must be an experiment's directory, an Analysis, an ExperimentAnalysis, a ResultGrid or a "
         f"DataFrame, got {type(source).__name__}"
     )
 
 
-def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    metrics = {str(k): v for k, v in row.items()}
+def _row(metrics: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from horovod_tune.analysis.frames import metrics_in
+
     config = {k[len("config/") :]: v for k, v in metrics.items() if k.startswith("config/")}
-    if not config:
-        # In a user's own table, parameter names have no prefix.
-        config = metrics
-    elif "iterations" in metrics:
-        # The column's name in a frame of `horovod_tune.analyze`.
-        metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
-    # A table has every column in every row, with NaN where a trial does not have the parameter, or has None.
-    config = {k: MISSING if _is_nan(v) else v for k, v in config.items()}
-    return config, {k: v for k, v in metrics.items() if not _is_nan(v)}
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
+    # In a user's own table, parameter names have no prefix.
+    config, metrics = (config, metrics_in(metrics)) if config else (metrics, metrics)
+    return {k: MISSING if v is None else v for k, v in config.items()}, [metrics]

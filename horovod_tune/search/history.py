@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_tune.analysis.scoring import Limit, parse_limit
+from horovod_tune.analysis.scoring import Limit, as_number, parse_limit
 from horovod_tune.search.gp.feasibility import diverged
 from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.space.search_space import Point
@@ -173,24 +173,6 @@ def parse_limits(limits: Sequence[str]) -> tuple[Limit, ...]:
     if not isinstance(limits, list | tuple) or not all(isinstance(limit, str) for limit in limits):
         raise TypeError(f'limits must be a list such as ["latency_ms <= 20"], got {limits!r}')
     return tuple(parse_limit(limit) for limit in limits)
-
-
-def as_number(value: Any) -> float | None:
-    """Return a metric as a float; None if it is not a number (a string, a list, None).
-
-    An integer that is too large for a float is infinite.
-    """
-    if value is None or isinstance(value, (str, bytes)):
-        return None
-    try:
-        # `item`: a tensor that requires a gradient, or is on a GPU, does not become an array.
-        array = np.asarray(value.item() if hasattr(value, "item") else value, dtype=float)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    except OverflowError:
-        (only,) = np.asarray(value, dtype=object).ravel()[:1]
-        return math.inf if only > 0 else -math.inf
-    return float(array.reshape(())) if array.size == 1 else None
 
 
 def reward(value: Any) -> float | None:

@@ -12,12 +12,12 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
-from horovod_tune.analysis.scoring import check_metric_name
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
+from horovod_tune.analysis.reader.trial_files import rows_of
+from horovod_tune.analysis.scoring import as_number, check_metric_name
 from horovod_tune.ray_compat.patches.paused_trials import mend_paused_trials
-from horovod_tune.ray_compat.queries import reports_of
+from horovod_tune.ray_compat.queries import stored_results
 from horovod_tune.ray_compat.schedules import acquire_slot, release_slot
-from horovod_tune.search.history import as_number
 
 logger = logging.getLogger(__name__)
 
@@ -334,3 +334,8 @@ class PromotingASHA(TrialScheduler):
         release_slot(controller, trial.trial_id)
         if trial.checkpoint is None:
             self._tries_to_pause.add(trial.trial_id)
+
+
+def reports_of(trial: Trial) -> list[dict[str, Any]]:
+    """Return a trial's stored reports, in order; one that was cut is left out."""
+    return rows_of(stored_results(trial), tell=lambda what: None)

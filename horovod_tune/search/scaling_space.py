@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import tune
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 
 _OPTIMIZERS = ("sgd", "lars", "adamw", "lamb")
 

@@ -242,7 +242,7 @@ def _names(argument: str, of: str, given: object, *, or_one: bool = False) -> tu
     if names is None:
         return ()
     is_list = isinstance(names, Sequence) and not isinstance(names, str)
-    if not is_list or not all(isinstance(name, str) and name for name in names):  # type: ignore[union-attr]
+    if not isinstance(names, Sequence) or not is_list or not all(isinstance(n, str) and n for n in names):
         one = f"the name of a {of} or " if or_one else ""
         raise SpecError(f"{argument} must be {one}a list of names of {of}s, got {given!r}")
-    return tuple(names)  # type: ignore[arg-type]
+    return tuple(names)

@@ -1,35 +1,27 @@
-"""Starts the ranks of a host with torch_xla. No other module of this package uses torch_xla's APIs.
+"""Runs in each process of a TPU trial: its devices. No other module of this package uses torch_xla's APIs.
 
-Imported in the ranks' parent, before it forks; tests have a class with the same methods for plain processes.
-Checked against torch_xla 2.9.0: `torch_xla.launch`, `torch_xla.runtime`, `torch_xla.core.xla_model`,
-`torch_xla.debug.metrics`, and the undocumented `torch_xla.experimental.plugins` (the processes of a host),
-`torch_xla._internal.pjrt` (how a process gets its device) and `torch_xla._XLAC` (a thread's device).
+Checked against torch_xla 2.9.0: `torch_xla.runtime`, `torch_xla.core.xla_model`, `torch_xla.debug.metrics`,
+and what `torch_xla.launch` uses: `torch_xla._internal.pjrt.run_multiprocess` (the processes of a host),
+`_run_thread_per_device` (the devices of a process), and `torch_xla._XLAC` (a thread's device).
 """
 
 from __future__ import annotations
 
-import functools
-import gc
+import atexit
+import faulthandler
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch_xla
-import torch_xla.core.xla_model as xm
-import torch_xla.debug.metrics as metrics
-import torch_xla.runtime as xr
-from torch_xla._internal import pjrt
-from torch_xla._internal.tpu import TpuPlugin
-from torch_xla.experimental import plugins
-
+from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.xla import compile_cache
-from horovod_tune.xla.topology import LaunchPlan
 
+# Variables in which Ray names all chips of an actor. A rank has one chip: torch_xla or `LaunchPlan` names it.
+_SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 _LAUNCHED_ALREADY = """
 The training function already runs in torch_xla's processes, one per chip, so it cannot launch more. Pass to
 DistributedTrainableCreator the function that you pass to torch_xla.launch, xmp.spawn or notebook_launcher,
@@ -37,32 +29,67 @@ not the function that calls them.
 """
 
 
-class TorchXla:
-    """Ranks as ``torch_xla.launch`` starts them: a process per chip."""
+class TorchXla(RankBackend):
+    """The devices of one process, as in those that ``torch_xla.launch`` starts: one, on TPU v2 and v3 two."""
 
-    def launch(
-        self,
-        serve: Callable[..., None],
-        plan: LaunchPlan,
-        arguments: tuple[Any, ...],
-        abort: Callable[[], NoReturn],
-    ) -> None:
-        """Run ``serve(ordinal, *arguments)`` in every rank; return or raise when they have ended.
+    collectives = None
 
-        A process that fails before ``serve`` calls ``abort()`` in its exception handler: the others may wait
-        for it.
+    def __init__(self) -> None:
+        # By rank: its device, as torch_xla names it.
+        self._devices: dict[int, str] = {}
+
+    def load(self) -> None:
+        import torch_xla.core.xla_model
+        import torch_xla.debug.metrics  # noqa: F401
+
+    def set_up(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
+        """Set this process's environment; return how many processes torch_xla would start on this host.
+
+        Args:
+            inherited: the host actor's environment.
+            planned: the variables of the `LaunchPlan` for this process.
         """
-        _abort_without_device(abort)
-        # With this variable torch_xla would treat the process as a rank of torchrun.
-        os.environ.pop("TORCHELASTIC_RUN_ID", None)
-        if plan.of_each:
-            _use_chips(plan.of_each)
-        # The parent has imported everything and touched no device, so it can fork. A forked rank starts in
-        # 0.2 s; a spawned rank takes 5 s and 300 MB. Notebook launchers on TPUs fork, too.
-        torch_xla.launch(serve, args=arguments, start_method="fork")
+        self.load()
+        set_variables(inherited, planned)
+        import torch_xla.runtime as xr
+        from torch_xla._internal import tpu
+        from torch_xla.experimental import plugins
 
-    def open_cache(self) -> None:
-        """Set where compiled graphs are kept. Runs in each rank, before it computes anything."""
+        if plugins.using_dynamic_plugins():
+            return int(plugins.default().physical_chip_count())
+        return int(tpu.num_local_processes()) if xr.device_type() == "TPU" else 1
+
+    def launch(self, local_rank: int, local_size: int) -> list[tuple[int, ...]]:
+        """Start the runtime in process ``local_rank`` of ``local_size`` on this host; return its `RankInfo`s.
+
+        It waits for the slice's other processes. The ranks' numbers are as if their host were the only one.
+        """
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+        import torch_xla.runtime as xr
+        from torch_xla._internal import pjrt
+
+        pjrt.initialize_multiprocess(local_rank, local_size)
+        self._open_cache()
+        # Under torch_xla.launch too, processes end without it: it may wait for computations of other hosts.
+        atexit.unregister(torch_xla._prepare_to_exit)
+        # Again, since the runtime has replaced its handlers.
+        faulthandler.disable()
+        faulthandler.enable()
+        rank_infos = []
+        for device in xm.get_xla_supported_devices():
+            torch_xla._XLAC._xla_set_default_device(device)
+            xr._init_world_size_ordinal()
+            numbers = xr.global_ordinal(), xr.world_size(), xr.local_ordinal(), xr.local_device_count()
+            rank_infos.append(RankInfo(*numbers, cross_rank=0, cross_size=1))
+            self._devices[numbers[0]] = device
+        return [astuple(each) for each in rank_infos]
+
+    def _open_cache(self) -> None:
+        """Set where compiled graphs are kept, before anything is computed."""
+        import torch_xla
+        import torch_xla.runtime as xr
+
         directory = compile_cache.directory_of(
             os.environ,
             device=xr.device_type() or "",
@@ -81,23 +108,16 @@ class TorchXla:
             return
         xr.initialize_cache(str(directory))
 
-    def rank_info(self) -> RankInfo:
-        """Return this rank's numbers, as if its host were the only one.
+    def enter(self, rank_info: RankInfo, name: str) -> None:
+        """Make this thread, which is about to call the training function, act as the rank."""
+        import torch_xla
 
-        Runs in the thread in which ``serve`` was called.
-        """
-        rank, size = xr.global_ordinal(), xr.world_size()
-        local_rank, local_size = xr.local_ordinal(), xr.local_device_count()
-        return RankInfo(rank, size, local_rank, local_size, cross_rank=0, cross_size=1)
+        torch_xla._XLAC._xla_set_default_device(self._devices[rank_info.rank])
 
-    def enter_thread(self) -> Callable[[], None]:
-        """Return a function that lets another thread of this process act as this rank."""
-        # On TPU v2 and v3, a process has two devices, so two ranks; each thread has its own default device.
-        device = torch_xla._XLAC._xla_get_default_device()
-        return lambda: torch_xla._XLAC._xla_set_default_device(device)
-
-    def describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
-        """Return the kind of the training function's error, and advice to add to its traceback.
+    def describe_failure(
+        self, error: BaseException, stall_report: Callable[[], str]
+    ) -> tuple[FailureKind, str, dict[int, str]]:
+        """Describe the training function's error.
 
         It is ``DISCONNECTED`` if another rank's end caused the error: the traceback then shows no cause.
         """
@@ -107,63 +127,30 @@ class TorchXla:
         gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
         # Gloo's own errors name a place in its source.
         has_lost_peer = is_runtime_error and (text.startswith(gone) or "gloo/transport" in text)
-        if has_lost_peer or isinstance(error, dist.DistNetworkError | dist.DistBackendError):
-            return FailureKind.DISCONNECTED, ""
+        # Without an import: only torch raises these.
+        torch_errors = {"DistNetworkError", "DistBackendError"}
+        if has_lost_peer or torch_errors.intersection(each.__name__ for each in type(error).__mro__):
+            return FailureKind.DISCONNECTED, "", {}
         # torch_xla's messages if it cannot launch processes.
         begins = ("Runtime is already initialized", "Unsupported nprocs")
-        return FailureKind.RAISED, _LAUNCHED_ALREADY if text.startswith(begins) else ""
+        return FailureKind.RAISED, _LAUNCHED_ALREADY if text.startswith(begins) else "", {}
 
     def operations(self) -> int:
         """Return a number that changes when this process does anything with its device."""
+        import torch_xla.debug.metrics as metrics
+
         # Tensors created and freed, graphs found and compiled, transfers: a step adds hundreds of these.
         return sum(metrics.counter_value(name) or 0 for name in metrics.counter_names())
 
-    def begin_baseline(self) -> None:
-        """Record the device's state before the first trial."""
-        self._seed = xm.get_rng_state()
-        self._spmd = xr.is_spmd()
 
-    def restore(self) -> list[str]:
-        """Restore the device's state, after everything else; return what could not be restored."""
-        if xr.is_spmd() != self._spmd:
-            return ["the trial switched SPMD on, which cannot be undone in a process"]
-        torch._dynamo.reset()
-        gc.collect()
-        # Graphs that were traced and never run belong to the trial that has ended.
-        torch_xla.sync(wait=True)
-        xm.wait_device_ops()
-        alive = metrics.counter_value("CreateXlaTensor") or 0
-        alive -= metrics.counter_value("DestroyXlaTensor") or 0
-        if alive > 0:
-            return [f"{alive} tensor(s) are still on the device"]
-        metrics.clear_all()
-        xm.set_rng_state(self._seed)
-        return []
+def set_variables(inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
+    """Set the environment of a process: the host actor's, then the variables of its own.
 
-
-def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
-    """Make torch_xla start one process per item of ``of_each``, with this environment, not one per chip."""
-
-    class ChipSubset(TpuPlugin):
-        def physical_chip_count(self) -> int:
-            return len(of_each)
-
-        def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
-            os.environ.update(of_each[local_rank])
-            super().configure_multiprocess(local_rank, local_world_size)
-
-    plugins.register_plugin("TPU", ChipSubset())
-
-
-def _abort_without_device(abort: Callable[[], NoReturn]) -> None:
-    """Make a process that cannot use its chip end: the other processes of the slice would wait for it."""
-    initialize = pjrt.initialize_multiprocess
-
-    @functools.wraps(initialize)
-    def initialize_or_abort(local_rank: int, local_world_size: int) -> None:
-        try:
-            initialize(local_rank, local_world_size)
-        except Exception:  # any: sent to the host actor, which raises it
-            abort()
-
-    pjrt.initialize_multiprocess = initialize_or_abort
+    What the import of torch_xla has set, such as libtpu's flags, takes precedence over the actor's.
+    """
+    merged: dict[str, Any] = {**inherited, **os.environ}
+    # With TORCHELASTIC_RUN_ID, torch_xla would treat the process as a rank of torchrun.
+    for name in (*_SET_BY_RAY, "TORCHELASTIC_RUN_ID"):
+        merged.pop(name, None)
+        os.environ.pop(name, None)
+    os.environ.update({**merged, **planned})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +15,20 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune import errors as error_text
+from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.actors.training_actor import METHODS_AT_ONCE
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import BackendMissing, StartFailed
 from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.xla import slices, topology
-from horovod_tune.xla.host_actor import HEARTBEAT_S, METHODS_AT_ONCE, HostActor
+from horovod_tune.xla.host_actor import LAUNCH_TIMEOUT_S, HostActor
 from horovod_tune.xla.topology import LaunchPlan
+from horovod_tune.xla.torch_xla_runtime import TorchXla
 
-# How long the ranks of a slice may take to start: each waits for all others, so a large slice takes minutes.
-LAUNCH_TIMEOUT_S = 900.0
+# How often a host actor is asked for a sign of life while its ranks start.
+HEARTBEAT_S = 5.0
 
 
 def require_installed() -> None:
@@ -47,7 +50,7 @@ def tpu_hosts() -> list[slices.TpuHost]:
 
 
 class XlaLauncher:
-    """Starts one host actor on each host of the trial, and torch_xla's processes below them.
+    """Starts one host actor on each host of a trial; for each trial, `assign` starts new ranks there.
 
     ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources determine
     torch_xla's device.
@@ -55,7 +58,7 @@ class XlaLauncher:
 
     # Tests replace both.
     actor_class: type = HostActor
-    runtime_path = "horovod_tune.xla.torch_xla_runtime:TorchXla"
+    make_backend: Callable[[], RankBackend] = TorchXla
 
     def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
         self._spec = spec
@@ -86,7 +89,8 @@ class XlaLauncher:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         )
-        return actor_class.remote(self.runtime_path, self._spec.timeout_s, self._spec.stall_timeout_s)
+        spec = self._spec
+        return actor_class.remote(self.make_backend, spec.preload, spec.timeout_s, spec.stall_timeout_s)
 
     @property
     def _is_slice(self) -> bool:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import json
 import math
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +18,7 @@ import pandas as pd
 import pytest
 from made_experiments import changed, made_experiment, written
 
-from horovod_tune.analysis import analyze
+from horovod_tune.analysis import analyze, export
 from horovod_tune.analysis.analysis_commands import add_parsers
 from horovod_tune.analysis.printable import sparkline
 from horovod_tune.analysis.results import Analysis
@@ -91,7 +96,7 @@ def test_a_narrow_terminal_leaves_out_hyperparameters_and_counts_them():
     stream = io.StringIO()
     terminal.Console(file=stream, width=80).print(terminal.view(made_experiment(5), width=80))
     text = stream.getvalue()
-    assert "abcd1_00000" in text and "4 more hyperparameters" in text
+    assert "abcd1_00000" in text and re.search(r"not shown: [1-5] more hyperparameters", text)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -207,3 +212,89 @@ def test_a_file_that_is_being_replaced_is_read_the_next_time(home, monkeypatch):
             state.rename(home.parent / state.name)
 
     terminal.watch(analysis, terminal.Console(file=io.StringIO()), sleep=vanish)
+
+
+LONG = "validation/multiclass_accuracy_top_5_average"
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120, 200])
+@pytest.mark.parametrize("metric", ["loss", LONG])
+def test_ids_and_numbers_are_never_cut_but_names_are(width, metric):
+    made = made_experiment(6)
+    rows = [tuple(row | {LONG: row["loss"]} for row in trial.rows) for trial in made.trials]
+    trials = [replace(trial, rows=each) for trial, each in zip(made.trials, rows, strict=True)]
+    analysis = changed(made, trials=tuple(trials), metric=metric)
+    stream = io.StringIO()
+    terminal.Console(file=stream, width=width).print(terminal.view(analysis, width=width), crop=False)
+    lines = stream.getvalue().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("trial "))
+    table = [line.split() for line in lines[head + 2 : head + 8]]
+    lasts = analysis.scores["last"]
+    for number, words in zip(analysis.ranked, table, strict=True):
+        assert words[0] == analysis.trials[number].trial_id
+        assert f"{lasts[number]:.5g}" in words
+        assert not any("…" in word for word in words)
+    if width > 30:
+        assert all(len(line) <= width for line in lines[head : head + 8])
+    title = " ".join(lines[head].split())
+    if metric == LONG:
+        assert (LONG in title) == (width == 200) and "top_5_average"[-10:] in title
+    else:
+        assert "…" not in title
+
+
+def test_what_is_copied_is_not_broken_into_lines():
+    made = made_experiment(1)
+    (trial,) = made.trials
+    analysis = changed(made, trials=(replace(trial, config={"data": "/data/" + "x" * 100}),))
+    stream = io.StringIO()
+    terminal.Console(file=stream, width=60).print(terminal.view(analysis, width=60), crop=False)
+    assert f"config = {{'data': '/data/{'x' * 100}'}}" in stream.getvalue()
+
+
+def test_a_text_with_a_lone_carriage_return_stays_in_its_row(tmp_path):
+    made = made_experiment(3)
+    trials = [replace(trial, config={"a\rb": "one\rtwo", "c": "x\r\ny"}) for trial in made.trials]
+    for what in ("dataframe", "history"):
+        table = getattr(changed(made, trials=tuple(trials)), what)()
+        export.write_csv(table, tmp_path / "a.csv")
+        with open(tmp_path / "a.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == len(pd.read_csv(tmp_path / "a.csv")) == len(table)
+        if what == "dataframe":
+            assert {(row["config/a\rb"], row["config/c"]) for row in rows} == {("one\rtwo", "x\r\ny")}
+
+
+@pytest.mark.long
+def test_a_dash_is_standard_output_for_each_kind_of_file(home, tmp_path, capsysbinary, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert run("report", home, "--mode", "min", "-o", "-") == 0
+    assert capsysbinary.readouterr().out.startswith(b"<!doctype html>")
+    assert run("export", home, "--mode", "min", "--parquet", "-") == 0
+    assert len(pd.read_parquet(io.BytesIO(capsysbinary.readouterr().out))) == 30
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"PYTHONIOENCODING": "ascii", "NO_COLOR": "1", "TERM": "dumb"},
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    ],
+)
+def test_a_terminal_that_is_not_utf_8_shows_other_signs(environment, tmp_path):
+    made = made_experiment(2)
+    trials = [replace(trial, config={"name": f"模型{n} é"}) for n, trial in enumerate(made.trials)]
+    home = written(changed(made, trials=tuple(trials)), tmp_path)
+    results = {}
+    for words in (["show"], ["export", "--csv", "-"]):
+        command = [sys.executable, "-m", "horovod_tune.cli", words[0], str(home), *words[1:]]
+        arguments = ["--metric", "loss", "--mode", "min"]
+        ran = subprocess.run([*command, *arguments], capture_output=True, env=os.environ | environment)
+        assert ran.returncode == 0, ran.stderr
+        results[words[0]] = ran.stdout
+    assert b"\\u6a21\\u578b0" in results["show"] and b"_" in results["show"]
+    assert "模型1 é" in results["export"].decode("utf-8"), "a pipe gets UTF-8, as a file does"

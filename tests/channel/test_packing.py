@@ -23,11 +23,11 @@ from horovod_tune.errors import MetricsError
 
 REPORT: dict[str, Any] = {"kind": "report", "run": 1, "index": 2, "metrics": {}, "checkpoint_path": None}
 MESSAGES: list[dict[str, Any]] = [
-    {"kind": "alive", "operations": 3},
+    {"kind": "needs_world", "error": "", "stalled": "x"},
     {**REPORT, "metrics": {"loss": 0.5, "pair": (1, 2), "big": 2**80}},
     {**REPORT, "metrics": {"a": numpy.arange(5), "b": (1,)}, "checkpoint_path": "/x"},
     {"kind": "failed", "failure_kind": 1, "traceback": "x"},
-    {"kind": "stack", "stack": "s"},
+    {"kind": "reply", "id": 3, "value": True, "error": ""},
 ]
 # The beginnings of long extensions, strings, arrays and maps; deep arrays; a byte that nothing begins with.
 PIECES = [
@@ -108,14 +108,19 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
-    data = frame(pack({"kind": "finished"})) + frame(pack({"kind": "alive", "operations": 3}))
+    data = frame(pack({"kind": "finished", "has_returned": 1})) + frame(
+        pack({"kind": "needs_world", "error": "", "stalled": "x"})
+    )
     got = []
     for i in range(len(data)):
         other.sendall(data[i : i + 1])
         messages, there = channel.receive(1)
         assert there
         got += messages
-    assert got == [{"kind": "finished"}, {"kind": "alive", "operations": 3}]
+    assert got == [
+        {"kind": "finished", "has_returned": 1},
+        {"kind": "needs_world", "error": "", "stalled": "x"},
+    ]
     other.shutdown(socket.SHUT_WR)
     assert channel.receive(1) == ([], False)
 
@@ -131,7 +136,7 @@ def test_what_could_carry_code_is_refused_at_the_sender() -> None:
     ("data", "text"),
     [
         (struct.pack(">I", (1 << 32) - 1), "4294967295 bytes"),  # which it does not wait for
-        (frame(msgpack.packb({"kind": "finished", "x": msgpack.ExtType(77, b"")})), "type 77"),
+        (frame(msgpack.packb({"kind": "finished", "has_returned": msgpack.ExtType(77, b"")})), "type 77"),
     ],
 )
 def test_a_length_beyond_bounds_or_an_unknown_type_is_an_error(
@@ -149,13 +154,13 @@ def test_a_length_beyond_bounds_or_an_unknown_type_is_an_error(
         None,
         {"no": "kind"},
         {"kind": "run", "code": "print()"},
-        {"kind": "finished", "more": 1},
+        {"kind": "finished", "has_returned": 1, "more": 1},
         {"kind": "report", "run": 1, "index": "1", "metrics": {}, "checkpoint_path": None},
         {"kind": "report", "run": 1, "index": True, "metrics": {}, "checkpoint_path": None},
         {"kind": "report", "run": 1, "index": 1, "metrics": [], "checkpoint_path": None},
         {"kind": "failed", "traceback": "x"},
         {"kind": "failed", "failure_kind": 99, "traceback": "x"},
-        {"kind": "stack", "stack": 1},
+        {"kind": "imports", "seconds": 1},
         {"kind": ["report"]},
     ],
     ids=repr,

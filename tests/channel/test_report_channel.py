@@ -13,14 +13,20 @@ from typing import Any
 import numpy
 import pytest
 
-from horovod_tune.channel.report_channel import MAX_REPORT_BYTES, CoordinatorChannel, Listener, RankChannel
+from horovod_tune.channel.report_channel import (
+    MAX_REPORT_BYTES,
+    CoordinatorChannel,
+    Listener,
+    RankChannel,
+    connect,
+)
 from horovod_tune.messages import CheckpointPlace, Report
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[CoordinatorChannel, RankChannel]]:
     house = Listener()
-    rank = RankChannel(house.create_token(0))
+    rank = RankChannel(connect(house.create_token(0)))
     channel = house.accept()[0]
     yield channel, rank
     channel.close()
@@ -79,10 +85,13 @@ def test_what_does_not_fit_is_left_to_the_other_way(ends: tuple[CoordinatorChann
 def test_only_a_rank_with_the_secret_is_accepted_and_only_once() -> None:
     house = Listener()
     token = house.create_token(0)
-    strangers = [RankChannel(replace(token, secret=bytes(32))), RankChannel(replace(token, secret=b""))]
+    strangers = [
+        RankChannel(connect(replace(token, secret=bytes(32)))),
+        RankChannel(connect(replace(token, secret=b""))),
+    ]
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     silent.connect(token.address)
-    invited, again = RankChannel(token), RankChannel(token)
+    invited, again = RankChannel(connect(token)), RankChannel(connect(token))
     channels = house.accept()
     assert set(channels) == {0}
     assert invited.report(1, Report(1, {}))
@@ -90,7 +99,7 @@ def test_only_a_rank_with_the_secret_is_accepted_and_only_once() -> None:
     for one in [*strangers, again]:
         assert not one.report(1, Report(1, {"x": 1}))
     with pytest.raises(OSError, match="refused"):
-        RankChannel(token)  # the listener has closed it
+        RankChannel(connect(token))  # the listener has closed it
     silent.close()
     channels[0].close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -231,6 +233,31 @@ def test_the_rayjob_has_the_fields_of_kuberay_and_keeps_to_itself() -> None:
         versions = yaml.safe_load(Path(path).read_text())["spec"]["versions"]
         (schema,) = (version["schema"]["openAPIV3Schema"] for version in versions if version["storage"])
         jsonschema.validate(job, schema)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("file", ["cluster/kuberay.yaml", "docs/clusters.md"])
+@pytest.mark.parametrize("folder", ["mine", "mine/", "examples/mine", "{0}/home/me/mine", ".", "../a/mine"])
+def test_the_job_finds_the_script_wherever_its_folder_was_packed(
+    file: str, folder: str, tmp_path: Path
+) -> None:
+    from ray._private.runtime_env.packaging import download_and_unpack_package
+
+    here = tmp_path / "here"
+    here.mkdir()
+    mine = here / folder.format(tmp_path)
+    (mine / "package").mkdir(parents=True)
+    for name in ("tune.py", "package/__init__.py"):
+        (mine / name).write_text("")
+    command = re.search(r"python3 -m zipfile -c /tmp/work.zip FOLDER", (REPOSITORY / file).read_text())
+    assert command is not None
+    packed = tmp_path / "work.zip"
+    words = command[0].replace("/tmp/work.zip", str(packed)).replace("FOLDER", folder.format(tmp_path))
+    subprocess.run(words, shell=True, cwd=here, check=True)
+    log = logging.getLogger(__name__)
+    (tmp_path / "out").mkdir()
+    found = asyncio.run(download_and_unpack_package(f"file://{packed}", str(tmp_path / "out"), None, log))
+    assert {each.name for each in Path(found).iterdir()} == {"tune.py", "package"}
 
 
 # --- SkyPilot -----------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefix
 LOOK = """
 import dataclasses, json, sys
 import ray
-from horovod_tune import doctor
+from horovod_tune.doctor.nodes import check
 ray.init(address="auto", log_to_driver=False)
 nics = json.loads(sys.argv[1])
-report = doctor.check(["json", "sklearn.datasets"], timeout_s=240, nics=nics)
+report = check(["json", "sklearn.datasets"], timeout_s=240, nics=nics)
 print(report)
 print(json.dumps({
     "ok": report.ok,

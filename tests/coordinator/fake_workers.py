@@ -90,7 +90,7 @@ class FakeActor:
         # The replies to calls other than `poll`, or functions that return them; the default is None.
         self.replies: dict[str, Any] = {
             "describe": WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0),
-            "end_trial": (LogChunk(number, b""), ""),
+            "end_trial": ([LogChunk(number, b"")], ""),
             "reply_now": lambda: self.reply_to_poll(LogChunk(self.rank, b"")),
             "break_world": self.leave_world,
             "offer_change": self.leave_world,

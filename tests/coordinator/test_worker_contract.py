@@ -18,6 +18,7 @@ import cloudpickle
 import psutil
 import pytest
 import ray
+from processes import rank_processes, see_them_gone, template_processes
 from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 from horovod_tune.errors import TrainingFailed
@@ -151,16 +152,17 @@ def test_a_stopped_trial_stops_at_its_report_on_every_rank(workers: Workers) -> 
 
     directory = workers.begin(train)
     assert isinstance(workers.group.next_event(), Report)
-    assert workers.group.end_trial() == []
+    assert workers.group.end_trial()
     assert list(directory.glob("*_went_on")) == []
 
 
-def test_the_next_trial_runs_in_the_same_processes(workers: Workers) -> None:
-    pids = []
+def test_each_trial_runs_in_processes_of_its_own_that_end_with_it(workers: Workers) -> None:
+    pids: list[int] = []
     for _ in range(3):
         directory, _ = workers.run(note_rank)
-        pids.append({rank: facts["pid"] for rank, facts in noted(directory).items()})
-    assert pids[0] == pids[1] == pids[2]
+        pids += [facts["pid"] for facts in noted(directory).values()]
+        assert not any(map(psutil.pid_exists, pids))
+    assert len(set(pids)) == 3 * workers.size
 
 
 def test_what_a_trial_changes_in_its_process_does_not_reach_the_next(workers: Workers) -> None:
@@ -216,7 +218,7 @@ def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers
     second = workers.group.next_event()
     assert isinstance(second, Report) and second.index == 2
     assert len(workers.events()) == 2
-    assert workers.group.end_trial() == []
+    assert workers.group.end_trial()
 
 
 def test_what_ranks_print_arrives_under_their_rank(workers: Workers) -> None:
@@ -227,7 +229,7 @@ def test_what_ranks_print_arrives_under_their_rank(workers: Workers) -> None:
     workers.begin(train)
     workers.events()
     logs: list[LogChunk] = workers.group.take_logs()
-    assert workers.group.end_trial() == []
+    assert workers.group.end_trial()
     for rank in range(workers.size):
         text = b"".join(each.text for each in logs if each.rank == rank)
         assert f"hello from rank {rank}\n".encode() in text and b"and past Python\n" in text
@@ -259,7 +261,7 @@ def test_every_rank_starts_from_the_checkpoint_and_finds_the_newest(workers: Wor
     assert isinstance(event, Report) and event.checkpoint_path is not None
     new = CheckpointPlace(str(tmp_path / "new"), node_id=here)
     assert isinstance(workers.group.next_event(new), Finished)
-    assert workers.group.end_trial() == []
+    assert workers.group.end_trial()
     assert noted(directory) == {rank: ["old", "new"] for rank in range(workers.size)}
 
 
@@ -299,18 +301,18 @@ def test_a_rank_without_heartbeats_is_named(own_workers: Callable[..., Workers])
     assert "stopped responding" in str(caught.value) and "for 45 s (timeout_s)" in str(caught.value)
 
 
-def test_workers_that_cannot_be_reused_give_the_reason(workers: Workers) -> None:
-    """Last but one in this module, since the workers cannot be reused after it."""
-
+def test_what_a_trial_leaves_running_ends_with_it(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
+        import subprocess
         import threading
 
         threading.Thread(target=threading.Event().wait, name="left-behind", daemon=True).start()
+        left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        Path(f"left_{rank_here()}").write_text(str(left.pid))
 
-    workers.begin(train)
-    workers.events()
-    problems = workers.group.end_trial()
-    assert len(problems) == workers.size and all("'left-behind' still runs" in each for each in problems)
+    directory, _ = workers.run(train)
+    left = [int(path.read_text()) for path in directory.glob("left_*")]
+    assert len(left) == workers.size and not any(map(psutil.pid_exists, left))
 
 
 def test_a_killed_rank_is_named_and_closing_leaves_no_process(workers: Workers) -> None:
@@ -332,18 +334,10 @@ def test_a_killed_rank_is_named_and_closing_leaves_no_process(workers: Workers) 
     assert f"rank {workers.size - 1} of {workers.size}" in str(caught.value)
     assert " died:" in str(caught.value) and "its last words" in str(caught.value)
     assert any(b"its last words" in chunk.text for chunk in workers.group.take_logs())
-    assert workers.group.end_trial() != []
+    assert not workers.group.end_trial()
     workers.close()
     workers.group.close()
     facts = noted(directory)
     assert len(facts) == workers.size
     assert [each["pid"] for each in facts.values() if psutil.pid_exists(each["pid"])] == []
-    left = {child.pid for child in psutil.Process().children(recursive=True)}
-    assert [pid for pid in left if "xla.parent" in _command(pid)] == []
-
-
-def _command(pid: int) -> str:
-    try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.NoSuchProcess:
-        return ""
+    see_them_gone([*template_processes(), *rank_processes()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_tune.doctor import NodeInfo
+from horovod_tune.doctor.node_info import NodeInfo
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
@@ -10,11 +10,8 @@ TORCH = InstalledTorch("2.13.0+cpu")
 HOROVOD = InstalledHorovod(f"0.28.1+{PATCH_LEVEL}.cpu", "2.13.0+cpu", gloo=True)
 SOUND = NodeInfo(
     host="node1",
-    system="Linux 6.1 x86_64",
     python="3.11.7",
     executable="/venv/bin/python",
-    cpus=4,
-    memory=16 * 1024**3,
     packages={"horovod_tune": "0.1.0", "ray": "2.60.0", "torch": "2.13.0+cpu"},
     torch=TORCH,
     horovod=HOROVOD,

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from sound_machine import SOUND
 
-from horovod_tune.doctor import Node, Report, diagnose_nodes
+from horovod_tune.doctor.findings import Node, diagnose_nodes
+from horovod_tune.doctor.report import Report
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 

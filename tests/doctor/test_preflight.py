@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from horovod_tune.doctor import Finding, Report, preflight
+from horovod_tune.doctor import preflight
+from horovod_tune.doctor.findings import Finding
 from horovod_tune.doctor.preflight import Preflight
+from horovod_tune.doctor.report import Report
 from horovod_tune.errors import PreflightFailed
 from horovod_tune.ray_compat import queries
 from horovod_tune.spec.placement import Placement

@@ -15,7 +15,7 @@ import pytest
 from processes import eventually
 
 from horovod_tune.cli import build_parser
-from horovod_tune.horovod_build import BuildError, command, patches
+from horovod_tune.horovod_build import BuildError, command, installed, patches
 from horovod_tune.horovod_build.build import GPU_CHOICES, Hunk, apply, hunks, wheel_key
 
 # Horovod's own setup prints what CMake prints, and puts the library into the package.
@@ -221,3 +221,17 @@ def test_the_cache_is_where_the_user_keeps_caches(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert build_parser().parse_args(["install-horovod"]).cache == root
+
+
+def test_a_folder_that_hides_horovod_is_named_instead_of_another_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    monkeypatch.setattr(installed, "probe", lambda *_: {"error": "not built"})
+    with pytest.raises(BuildError) as raised:
+        command._check_installed(installed.InstalledHorovod("0.28.1"))
+    assert f"not built\nPython imports {tmp_path}/horovod/__init__.py instead. Rename it" in str(raised.value)
+    assert "--force" not in str(raised.value)

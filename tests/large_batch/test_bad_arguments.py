@@ -159,7 +159,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: FixedGrowth(30), "milestones must be a list of numbers, got 30"),
     (lambda: NoiseScaleGrowth(fraction=0), "fraction must be more than 0, got 0"),
     (lambda: CurvatureGrowth(decay=1), "decay must be more than 1, got 1"),
-    (lambda: CurvatureGrowth().growth(0, 1, math.nan), "eigenvalue must be a finite number, got nan"),
+    (lambda: CurvatureGrowth()(0, 1, math.nan, None), "eigenvalue must be a finite number, got nan"),
     (
         lambda: largest_eigenvalue(lambda: torch.zeros(()), [torch.zeros(1)]),
         "one that requires a gradient, got none",

@@ -204,24 +204,35 @@ def estimate(low: float) -> NoiseEstimate:
     return NoiseEstimate(2 * low, low, 4 * low, 1.0, 2 * low)
 
 
+def factors(policy: Any, calls: list[tuple[float, float | None]]) -> list[int]:
+    """Return what `BatchGrowth` gets from a policy, whose last growth it passes on."""
+    found, last = [], None
+    for epoch, measure in calls:
+        found.append(policy(epoch, 1, measure, last))
+        if found[-1] > 1 or last is None:
+            last = (epoch, measure)
+    return found
+
+
 def test_fixed_growth_makes_up_for_milestones_passed_in_between() -> None:
     policy = FixedGrowth([1, 2, 3, 10], factor=3)
-    assert [policy.growth(epoch, 1) for epoch in (0, 0.99, 3.5, 3.6, 2.0, 11)] == [1, 1, 27, 1, 1, 3]
+    epochs = (0, 0.99, 3.5, 3.6, 2.0, 11)
+    assert factors(policy, [(epoch, None) for epoch in epochs]) == [1, 1, 27, 1, 1, 3]
 
 
 def test_the_noise_scale_grows_the_batch_up_to_its_sure_end_and_never_back() -> None:
     policy = NoiseScaleGrowth(factor=2, fraction=0.5)
     batch = 32
     for low, expected in [(10, 32), (127, 32), (128, 64), (100, 64), (5000, 2048), (0, 2048)]:
-        batch *= policy.growth(0.0, batch, estimate(low))
+        batch *= policy(0.0, batch, estimate(low), None)
         assert batch == expected
-    assert policy.growth(0.0, batch, None) == 1
+    assert policy(0.0, batch, None, None) == 1
 
 
 def test_curvature_grows_where_it_falls_and_after_the_duration() -> None:
     policy = CurvatureGrowth(decay=2, duration=5)
     values = [(0, 10.0), (1, 6.0), (2, -4.9), (3, 4.0), (6.9, 4.0), (7, 4.0), (8, 100.0), (11, 1.9)]
-    assert [policy.growth(epoch, 1, value) for epoch, value in values] == [1, 1, 2, 1, 1, 2, 1, 2]
+    assert factors(policy, values) == [1, 1, 2, 1, 1, 2, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -331,11 +342,10 @@ def test_the_state_goes_through_a_checkpoint_to_a_world_of_any_size(world_size: 
 
 
 def test_a_policy_of_ones_own_is_enough(world: World) -> None:
-    class Thrice:
-        def growth(self, epoch: float, global_batch_size: int, measure: Any) -> int:
-            return 3 if epoch >= 1 and global_batch_size == 24 else 1
+    def thrice(epoch: float, global_batch_size: int, measure: Any, last: Any) -> int:
+        return 3 if epoch >= 1 and global_batch_size == 24 else 1
 
-    growth = BatchGrowth(Thrice(), world.make(24), max_global_batch_size=10_000)
+    growth = BatchGrowth(thrice, world.make(24), max_global_batch_size=10_000)
     assert not growth.update()
     world.step(10)
     assert growth.update() and world.batch.split.global_batch_size == 72

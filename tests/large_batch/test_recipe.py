@@ -157,10 +157,9 @@ def test_a_grad_scaler_continues_with_its_scale() -> None:
     scaler, restored = with_scaler(65536.0)
     restored.load_state_dict(state)
     assert scaler.get_scale() == 64.0
-    earlier = {name: part for name, part in state.items() if name != "scaler"}  # of an earlier version
     without = from_config(new_model(), BASE, num_samples=200)
     _, disabled = with_scaler(1.0, enabled=False)
-    for saved in (earlier, without.state_dict(), disabled.state_dict()):
+    for saved in (without.state_dict(), disabled.state_dict()):
         restored.load_state_dict(saved)
         without.load_state_dict(state)
         disabled.load_state_dict(state)
@@ -348,7 +347,6 @@ def test_the_noise_scale_outlives_a_world_of_one_rank_with_one_pass() -> None:
     alone = trained(config, 1)
     assert alone.noise_scale.estimate() is None
     alone.load_state_dict(setup.state_dict())
-    alone.load_state_dict({**setup.state_dict(), "noise_scale": None})  # as in earlier versions
     setup = trained(SMALL, 0, alone.state_dict())
     assert setup.noise_scale.estimate() == alone.noise_scale.estimate() is not None
 

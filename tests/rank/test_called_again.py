@@ -71,20 +71,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
                     resources=live.request.resources,
                 )
 
-        request = TrialRequest("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
+        places = str(tmp_path), str(tmp_path)
+        config, pickled = cloudpickle.dumps({}), cloudpickle.dumps(function)
+        request = TrialRequest("t", "t", *places, "e", config, pickled, is_elastic=is_elastic)
         live = Session(request, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))
         live.committed = CommittedState(Alone(), States())
         training = Training(
-            live,
-            cloudpickle.dumps(function),
-            host="here",
-            send=send,
-            prepare=lambda: None,
-            describe_failure=describe_failure,
+            live, host="here", send=send, load=lambda: None, describe_failure=describe_failure
         )
-        training.start()
-        training.thread.join(timeout=30)
-        assert not training.thread.is_alive()
+        assert training.run() == isinstance(sent[-1], Failed), "the exit status"
         return sent
 
     return run_it

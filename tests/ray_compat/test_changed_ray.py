@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from processes import run_python
 
+from horovod_tune import creator  # noqa: F401 - imports all patches of Ray
 from horovod_tune.ray_compat import compatibility
 from horovod_tune.torch_dist import process_groups  # noqa: F401 - it has a patch too
 
@@ -64,9 +65,8 @@ def test_keyword_reports_are_left_alone_where_tunes_report_has_changed(
     def report(values: dict[str, Any]) -> None: ...
 
     monkeypatch.setattr(trainable_fn_utils, "report", report)
-    monkeypatch.delitem(vars(tune_session._REPORT), "fits", raising=False)
+    monkeypatch.setattr(tune_session._REPORT, "_fits", None)
     tune_session._accept_keywords(trainable_fn_utils)
     tune_session._accept_keywords(trainable_fn_utils)
     assert trainable_fn_utils.report is report
     assert [record.getMessage().count("call horovod_tune.report") for record in caplog.records] == [1]
-    del vars(tune_session._REPORT)["fits"]

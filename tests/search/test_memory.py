@@ -239,7 +239,7 @@ def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:
 )
 def test_nested_metrics_of_an_earlier_experiment_are_found(metrics: dict[str, Any]) -> None:
     space = SearchSpace({"x": tune.uniform(0, 1)})
-    [trial], message = fit_into(space, [({"x": 0.5}, metrics)], "valid/loss", "time/epoch")
+    [trial], message = fit_into(space, [({"x": 0.5}, [metrics])], "valid/loss", "time/epoch")
     assert (trial.point, trial.curve) == ((0.5,), {3.0: 2.0})
     assert message == "1 of 1 earlier results are used"
 
@@ -256,7 +256,7 @@ def test_the_trials_of_a_frame_of_the_analysis_count_up_to_their_last_iteration(
 
 def test_lists_in_an_earlier_experiments_files_may_be_tuples_of_the_space() -> None:
     options = [(3, (3, 1)), {"k": (5, 5)}, [7]]
-    rows = [({"a": value}, {METRIC: 1.0}) for value in json.loads(json.dumps(options))]
+    rows = [({"a": value}, [{METRIC: 1.0}]) for value in json.loads(json.dumps(options))]
     used, _ = fit_into(SearchSpace({"a": tune.choice(options)}), rows, METRIC, "epoch")
     assert [trial.point for trial in used] == [(0.0,), (1.0,), (2.0,)]
 

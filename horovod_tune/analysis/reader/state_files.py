@@ -65,9 +65,8 @@ def parse_state(data: bytes, name: str, folder: Folder) -> Run:
     """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no trials in JSON."""
     state = parse_object(data.decode("utf-8", "replace"))
     pairs = state.get("trial_data")
-    if pairs is None and isinstance(state.get("checkpoints"), list):
-        # Ray 1.x: all of a trial in one text; Ray 0.8: in one dictionary.
-        pairs = [[trial, trial] for trial in state["checkpoints"]]
+    if pairs is None and "checkpoints" in state:
+        raise ValueError("written by Ray before 2.7: not read; its trials are read from their own folders")
     if not isinstance(pairs, list):
         raise ValueError("holds no trials")
     trials: list[TrialRecord] = []
@@ -75,7 +74,7 @@ def parse_state(data: bytes, name: str, folder: Folder) -> Run:
     for number, pair in enumerate(pairs):
         cut: dict[str, None] = {}  # each once: a hostile file has millions
         try:
-            trial, run = (each if isinstance(each, dict) else parse_object(each) for each in pair)
+            trial, run = map(parse_object, pair)
             trials.append(_trial(folder, number, plain(trial, cut.setdefault), run, cut.setdefault))
         except (ValueError, TypeError, KeyError) as error:
             what = f"{type(error).__name__}: {error}"[:300]
@@ -102,8 +101,7 @@ def _trial(
     last = told if "training_iteration" in told else None
     tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1" has the trial's number
     failures = run.get("num_failures")
-    # Ray 1.x wrote the whole path.
-    place = trial.get("relative_logdir") or str(trial.get("logdir") or "").rstrip("/").rsplit("/", 1)[-1]
+    place = trial.get("relative_logdir") or ""
     if not isinstance(place, str) or "/" in place or place in (".", "..") or "\0" in place:
         tell(f"the folder {str(place)[:100]!r}")
         place = ""
@@ -118,7 +116,7 @@ def _trial(
         end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
         last_result=last,
         num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
-        error="" if run.get("error_filename") or run.get("error_file") else None,
+        error="" if run.get("error_filename") else None,
     )
 
 

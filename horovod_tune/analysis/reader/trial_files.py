@@ -37,7 +37,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             tell(f"{name} cannot be read: {error}")
             return b""
 
-    rows = _rows(read("result.json"), tell) or _csv_rows(read("progress.csv"), tell)
+    rows = rows_of(read("result.json"), tell) or _csv_rows(read("progress.csv"), tell)
     if not rows and trial.last_result is not None:
         tell("result.json is missing or empty; only the last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
@@ -52,7 +52,7 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
             tell(f"params.json is {reason}")
         if not params and not (rows and mapping(rows[-1].get("config"))):
             tell("params.json is missing")
-    if error is not None or trial.status == "ERROR":  # Ray 0.8 wrote the state before the error
+    if error is not None or trial.status == "ERROR":
         text = read("error.txt") or b"error.txt is missing"
         if len(text) > _LARGEST_ERROR:
             half = _LARGEST_ERROR // 2
@@ -62,7 +62,8 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     return _completed(replace(trial, config=config, error=error), rows), list(problems)
 
 
-def _rows(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+def rows_of(data: bytes, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Return the reports in a result.json, in order, and `tell` what is left out."""
     rows, lines = [], data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -40,7 +40,7 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
 
 
 @Patch(
-    "each trial starts workers of its own, unless you pass reuse_actors=True",
+    "each trial starts actors of its own, unless you pass reuse_actors=True",
     f"{_CONTROLLER} uses _trials _scheduler_alg _search_alg _reuse_actors "
     "_staged_trials _pending_trials _trial_to_actor _actor_cache _actor_manager _started_actors",
     f"{_CONTROLLER}._maybe_cache_trial_actor(self, trial) uses _reuse_actors _staged_trials",
@@ -50,8 +50,8 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
     "ray.air.execution._internal.actor_manager:RayActorManager uses _live_actors_to_ray_actors_resources",
     "ray.tune.utils.object_cache:_ObjectCache uses increase_max decrease_max num_cached_objects",
 ).once
-def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
-    """Make Tune keep a trainable's actors if ``keeps_actors(trainable)``, whatever ``reuse_actors`` is.
+def reuse_actors_of(is_ours: Callable[[type], bool]) -> None:
+    """Make Tune keep a trainable's actors if ``is_ours(trainable)``, whatever ``reuse_actors`` is.
 
     Two kinds of experiments are not changed: those with ResourceChangingScheduler, for which Tune forbids
     actor reuse, and those of several trainables, since Tune distinguishes cached actors by resources only.
@@ -62,6 +62,7 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
     actors are kept while any trial is paused or pending.
     """
     from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.schedulers import ResourceChangingScheduler
 
     # By controller: the process's next experiment may have another trainable of the same name.
     wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -70,8 +71,8 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
     @wrap(TuneController, "_maybe_cache_trial_actor")
     def maybe_cache(original: Any, self: Any, trial: Any) -> Any:
         if self not in wanted and {each.trainable_name for each in self._trials} == {trial.trainable_name}:
-            may_reuse = type(self._scheduler_alg).__name__ != "ResourceChangingScheduler"
-            wanted[self] = may_reuse and keeps_actors(trial.get_trainable_cls())
+            may_reuse = not isinstance(self._scheduler_alg, ResourceChangingScheduler)
+            wanted[self] = may_reuse and is_ours(trial.get_trainable_cls())
             self._reuse_actors = self._reuse_actors or wanted[self]
         if not wanted.get(self) or self._staged_trials:
             return original(self, trial)

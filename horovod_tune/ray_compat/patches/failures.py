@@ -78,11 +78,12 @@ def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
 
 
 @Patch(
-    "the error of a metric that no trial reports is Ray's, which quotes the whole result",
-    f"{_CONTROLLER}._validate_result_metrics(self, result) uses _metric",
+    "the error of a metric that a report lacks is Ray's, which quotes the whole result",
+    f"{_CONTROLLER}._validate_result_metrics(self, result) uses _metric TUNE_DISABLE_STRICT_METRIC_CHECKING",
+    "ray.tune.experiment:Trial uses metric_analysis",
 ).once
 def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
-    """Name the metrics that a distributed trial reports if the requested one is not among them."""
+    """Name the metrics that distributed trials report if a report lacks the requested one."""
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.result import AUTO_RESULT_KEYS
 
@@ -94,10 +95,30 @@ def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
         try:
             original(self, result)
         except ValueError as error:
-            asked = re.search(r"specified metric\(s\) `(.+?)` that", str(error))
+            # Several metrics of a searcher are written as a list.
+            found = re.search(r"specified metric\(s\) `(.+?)` that `(.+?)` expects", str(error))
             trials = self.get_trials()
-            if not asked or not trials or not is_ours(trials[0].get_trainable_cls()):
+            if not found or not trials or not is_ours(trials[0].get_trainable_cls()):
                 raise
+            asked, by = found.groups()
             names = [name for name in result if name not in unasked and not name.startswith("config/")]
             reported = ", ".join(map(repr, names)) or "no metrics"
-            raise MetricNotReported(f"trials report {reported}; metric={asked[1]!r} was requested") from None
+            asked = f"metric={asked if asked.startswith('[') else repr(asked)}"
+            before = any(name in trial.metric_analysis for trial in trials for name in _names_in(found[1]))
+            what = f"trials report {reported}; {asked} was requested (by {by})"
+            if before:
+                which = f"report {result.get('training_iteration')} of trial {result.get('trial_id')}"
+                what = f"{which} lacks {asked} (of {by}), which other reports have; it has {reported}"
+            raise MetricNotReported(
+                f"{what}. Report it each time; if only some reports are to have it, set the environment "
+                "variable TUNE_DISABLE_STRICT_METRIC_CHECKING=1 in the driver"
+            ) from None
+
+
+def _names_in(asked: str) -> list[str]:
+    """Return the names in Tune's text for a metric, or for a list of several.
+
+    >>> _names_in("valid/loss"), _names_in("['accuracy', 'latency_ms']")
+    (['valid/loss'], ['accuracy', 'latency_ms'])
+    """
+    return re.findall(r"'(.+?)'", asked) if asked.startswith("[") else [asked]

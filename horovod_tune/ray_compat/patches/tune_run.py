@@ -34,7 +34,11 @@ def prepare_runs(prepare: Callable[[Any, dict[str, Any]], AbstractContextManager
     """Run every search inside ``prepare(run_or_experiment, arguments)``, which yields the arguments.
 
     The code of Tune's function is replaced, not the function, since callers may have it already: Python
-    evaluates ``tune.run`` before its argument, ``horovod_tune.DistributedTrainableCreator(...)``.
+    evaluates ``tune.run`` before its argument, ``horovod_tune.DistributedTrainableCreator(...)``, and the
+    Tuner imports it by name. No name that ``run`` looks up when it is called would do: none that is called
+    before ``config`` and ``verbose`` have been used gets the arguments (``_ray_auto_init``), those that get
+    some come later and cannot change the others (``_create_default_callbacks``, ``TuneController``), and
+    none spans the search, whose errors and log lines are changed.
     """
     run = importlib.import_module("ray.tune.tune").run
     original = FunctionType(run.__code__, run.__globals__, run.__name__)

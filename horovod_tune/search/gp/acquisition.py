@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfcx, ndtr
 from scipy.stats import norm, qmc
 
-from horovod_tune.large_batch import bounds
+from horovod_tune import bounds
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.fitted_model import FittedModel

@@ -7,6 +7,7 @@ A domain inside an option of a `tune.choice` exists under a condition: `tune.cho
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUnifo
 from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.errors import HorovodTuneError
-from horovod_tune.search.space.parameters import Choice, FloatRange, Grid, Parameter, readable
+from horovod_tune.search.space.parameters import Choice, FloatRange, Grid, Parameter, as_written, readable
 
 Path = tuple[Any, ...]
 
@@ -40,10 +41,21 @@ def value_at(config: Any, path: Path, default: Any) -> Any:
     """Return the value at `path` in nested dictionaries, lists and tuples."""
     for part in path:
         try:
-            config = config[part]
+            config = config[written_key(config, part)]
         except (KeyError, IndexError, TypeError):
             return default
     return config
+
+
+def written_key(config: Any, key: Any) -> Any:
+    """Return the key of a configuration for a key of the space, which JSON turns into text.
+
+    >>> written_key({"1": 0.5}, 1), written_key({1: 0.5}, 1), written_key({"true": 2}, True)
+    ('1', 1, 'true')
+    """
+    if not isinstance(config, Mapping) or isinstance(key, str) or key in config:
+        return key
+    return next(iter(json.loads(as_written({key: None}))), key)
 
 
 def put_at(spec: Any, path: Path, value: Any) -> Any:
@@ -60,6 +72,9 @@ def put_at(spec: Any, path: Path, value: Any) -> Any:
     return spec
 
 
+_NUMBER = (int, float, np.integer, np.floating)
+
+
 def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Tune space for a Tune space, `pbounds`, or a mixture of both.
 
@@ -67,29 +82,43 @@ def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
     bounds included, any other sequence categories. A name with `/` stands for nested dictionaries. If the
     space has Tune domains too, only ranges and parameter objects are bounds; every other value is a constant.
 
-    >>> sorted(from_mixed({"x": (0, 1), "model/depth": (2, 8, int)}))
-    ['model', 'x']
     >>> sorted(from_mixed({"a": Float(5, 6).uniform(), "b": (8, 9), "c": 3}))
     ['a', 'b', 'c']
     """
     _, domains, grids = parse_spec_vars(dict(space))
-    return nested(_with_domains("", space, is_tunes=bool(domains or grids)))
+    return nested(_converted("", space, is_tunes=bool(domains or grids)))
 
 
-def _with_domains(above: str, space: Mapping[str, Any], is_tunes: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in space.items():
-        is_range = isinstance(value, tuple) and _kind(value) is not None
-        if isinstance(value, Mapping):
-            found[name] = _with_domains(f"{above}{name}/", value, is_tunes)
-        elif is_tunes and not is_range and not isinstance(value, _BOUNDS):
-            found[name] = value
-        else:
-            found[name] = _domain_of_bounds(f"{above}{name}", value)
-    return found
-
-
-_BOUNDS = (FloatParameter, IntParameter, CategoricalParameter)
+def _converted(name: str, value: Any, is_tunes: bool) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _converted(f"{name}/{key}".strip("/"), inner, is_tunes) for key, inner in value.items()}
+    if isinstance(value, CategoricalParameter):
+        return Categorical(value.categories).uniform()
+    if isinstance(value, (FloatParameter, IntParameter)):
+        value = (*value.bounds, int if isinstance(value, IntParameter) else float)
+    bounds = value.tolist() if isinstance(value, np.ndarray) and not is_tunes else value
+    is_sequence = isinstance(bounds, tuple if is_tunes else Sequence) and not isinstance(bounds, (str, bytes))
+    ends = bounds[:2] if is_sequence else ()
+    # A bool is an int, and a category.
+    is_range = len(ends) == 2 and all(type(end) is not bool and isinstance(end, _NUMBER) for end in ends)
+    kind = (*bounds, float)[2] if is_range and len(bounds) < 4 else None
+    if isinstance(kind, type) and kind is not bool and issubclass(kind, _NUMBER):
+        low, high = bounds[:2]
+        if not -math.inf < low < high < math.inf:
+            raise SpaceError(f"'{name}' must have finite bounds in order, got {bounds!r}")
+        if issubclass(kind, (float, np.floating)):
+            return Float(float(low), float(high)).uniform()
+        if int(low) != low or int(high) != high:
+            raise SpaceError(f"'{name}' must have whole numbers as bounds, got {bounds!r}")
+        return Integer(int(low), int(high) + 1).uniform()
+    if is_tunes:
+        return value
+    if not is_sequence:
+        what = "(low, high), (low, high, int), a sequence of categories or a Tune domain"
+        raise SpaceError(f"'{name}' must be {what}, got {bounds!r}")
+    if is_range and (isinstance(bounds[2], type) or str(bounds[2]) in ("int", "float")):
+        raise SpaceError(f"'{name}' must be (low, high, int) or (low, high, float), got {bounds!r}")
+    return Categorical(bounds).uniform()
 
 
 def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:
@@ -116,50 +145,6 @@ def _merge(spec: dict[Any, Any], given: Mapping[Any, Any], name: Any, above: Pat
             raise SpaceError(f"'{name}' gives '{path_name(path)}' a second time")
         else:
             spec[key] = value
-
-
-def _begins_with_numbers(bounds: Sequence[Any]) -> bool:
-    return len(bounds) >= 2 and all(
-        isinstance(b, (int, float, np.number)) and not isinstance(b, bool) for b in bounds[:2]
-    )
-
-
-def _kind(bounds: Sequence[Any]) -> type | None:
-    """Return the type of a range's values, float or int; None for categories."""
-    kind = bounds[2] if len(bounds) == 3 else float
-    if not _begins_with_numbers(bounds) or len(bounds) > 3 or not isinstance(kind, type):
-        return None
-    if issubclass(kind, (float, np.floating)):
-        return float
-    return int if issubclass(kind, (int, np.integer)) and kind is not bool else None
-
-
-def _domain_of_bounds(name: str, bounds: Any) -> Domain:
-    if isinstance(bounds, FloatParameter):
-        bounds = (*bounds.bounds, float)
-    elif isinstance(bounds, IntParameter):
-        bounds = (*bounds.bounds, int)
-    elif isinstance(bounds, CategoricalParameter):
-        return Categorical(bounds.categories).uniform()
-    if isinstance(bounds, np.ndarray):
-        bounds = bounds.tolist()
-    if isinstance(bounds, (str, bytes)) or not isinstance(bounds, Sequence):
-        raise SpaceError(
-            f"'{name}' must be (low, high), (low, high, int), a sequence of categories or a Tune domain, "
-            f"got {bounds!r}"
-        )
-    if kind := _kind(bounds):
-        low, high = bounds[:2]
-        if not -math.inf < low < high < math.inf:
-            raise SpaceError(f"'{name}' must have finite bounds in order, got {bounds!r}")
-        if kind is float:
-            return Float(float(low), float(high)).uniform()
-        if int(low) != low or int(high) != high:
-            raise SpaceError(f"'{name}' must have whole numbers as bounds, got {bounds!r}")
-        return Integer(int(low), int(high) + 1).uniform()
-    if _begins_with_numbers(bounds) and (isinstance(bounds[2], type) or str(bounds[2]) in ("int", "float")):
-        raise SpaceError(f"'{name}' must be (low, high, int) or (low, high, float), got {bounds!r}")
-    return Categorical(bounds).uniform()
 
 
 def parameter_of(name: str, domain: Domain) -> Parameter | None:
@@ -294,9 +279,12 @@ def _belongs(value: Any, option: Any, partly: bool) -> bool:
     if isinstance(option, dict):
         return (
             isinstance(value, Mapping)
-            and value.keys() <= option.keys()
+            and value.keys() <= {written_key(value, key) for key in option}
             and all(
-                _belongs(value[key], inner, partly) if key in value else partly and isinstance(inner, Domain)
+                # A table cannot tell None from a value that is missing.
+                _belongs(value[written], inner, partly)
+                if (written := written_key(value, key)) in value
+                else partly and (inner is None or isinstance(inner, Domain))
                 for key, inner in option.items()
             )
         )

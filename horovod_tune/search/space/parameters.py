@@ -13,6 +13,7 @@ All array arguments and results are one-dimensional and of equal length.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import reprlib
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from ray.tune.search.sample import Categorical, Domain
+from ray.tune.utils.util import SafeFallbackEncoder
 
 from horovod_tune.search.gp.kernels import FloatArray, linear
 
@@ -229,9 +231,15 @@ class Choice:
         for index, each in enumerate(self._values):
             if type(each) is type(value) and (each is value or equal(each, value)):
                 return index
-        listed = _listed(value)
-        alike = (index for index, each in enumerate(self._values) if equal(_listed(each), listed))
-        return None if strict else next(alike, None)
+        if strict:
+            return None
+        alike = [index for index, each in enumerate(self._values) if equal(each, value)]
+        alike = alike[:1] or self._written_like(value)
+        return alike[0] if len(alike) == 1 else None
+
+    def _written_like(self, value: Any) -> list[int]:
+        """Return the values that are `value`, as far as an experiment's files can tell."""
+        return [index for index, each in enumerate(self._values) if equal_as_written(each, value)]
 
     def _nearest(self, coordinates: float | FloatArray) -> Any:
         return np.abs(np.asarray(coordinates)[..., None] - self._coordinates).argmin(axis=-1)
@@ -260,11 +268,14 @@ class Choice:
     def why_invalid(self, value: Any) -> str | None:
         if self._find(value) is not None:
             return None
+        if alike := self._written_like(value):
+            options = readable([self._values[index] for index in alike])
+            return f"must be one of the choice's own values: {value!r} stands for each of {options}"
         return f"must be one of {readable(self._given)}, got {value!r}"
 
     def describe(self) -> str:
-        # Addresses differ from process to process; the choice among the same functions is the same.
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self._given!r}")
+        # The choice among the same functions is the same in another process.
+        return _ADDRESS.sub("", f"choice{self._given!r}")
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -287,11 +298,32 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
 
 
-def _listed(value: Any) -> Any:
-    """Return a value with lists instead of tuples, as they are read from an experiment's files."""
-    if isinstance(value, dict):
-        return {key: _listed(inner) for key, inner in value.items()}
-    return list(map(_listed, value)) if isinstance(value, (list, tuple)) else value
+# Differs from process to process: <function relu at 0x7f0c4c0b3d90>.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def as_written(value: Any) -> str:
+    """Return a value as Tune writes it to an experiment's files, without addresses.
+
+    >>> as_written({1: (2, 3), "norm": math.nan}), as_written(np.array([1, 2]))
+    ('{"1": [2, 3], "norm": NaN}', '[1, 2]')
+    """
+    try:
+        text = json.dumps(json.loads(json.dumps(value, cls=SafeFallbackEncoder)), sort_keys=True)
+    except (TypeError, ValueError, RecursionError):  # Tune cannot write it
+        text = repr(value)
+    return _ADDRESS.sub("", text)
+
+
+def equal_as_written(own: Any, read: Any) -> bool:
+    """Return True if two values of any type are equal, or the second may be the first as it was stored.
+
+    In a table that `horovod-tune export` wrote, a list is text.
+    """
+    if type(own) is type(read) and equal(own, read):
+        return True
+    text = as_written(own)
+    return text == as_written(read) or (isinstance(read, str) and text == read)
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 from ray.tune.search.variant_generator import RecursiveDependencyError
 
+from horovod_tune.ray_compat.schedules import is_placeholder
 from horovod_tune.search.space.domains import (
     MISSING,
     Path,
@@ -32,8 +33,9 @@ from horovod_tune.search.space.domains import (
     path_name,
     put_at,
     value_at,
+    written_key,
 )
-from horovod_tune.search.space.parameters import FloatArray, FloatRange, Parameter, equal
+from horovod_tune.search.space.parameters import FloatArray, FloatRange, Parameter, equal_as_written
 from horovod_tune.search.state_file import decode, encode
 
 Point = tuple[float, ...]
@@ -97,10 +99,11 @@ class SearchSpace:
 
     def nested(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a configuration with its flat keys, such as `model/depth`, nested as the space is."""
+        tops = {written_key({}, key) for key in self.spec}
         flat = {
             key: value
             for key, value in config.items()
-            if isinstance(key, str) and key not in self.spec and key.split("/")[0] in self.spec
+            if isinstance(key, str) and key not in self.spec and key.split("/")[0] in tops
         }
         return {**{key: value for key, value in config.items() if key not in flat}, **nested(flat)}
 
@@ -239,20 +242,24 @@ def _only(full: Any, paths: list[Path]) -> Any:
 
 
 def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
-    if isinstance(spec, Domain):
+    # Trainables that are not distributed get a space with placeholders, which cannot be compared.
+    if isinstance(spec, Domain) or is_placeholder(spec):
         return
     if isinstance(spec, dict) and isinstance(config, Mapping):
+        own = {written_key(config, key): key for key in spec}
         for key, value in config.items():
-            if key not in spec:
+            if key not in own:
                 raise SpaceError(
                     f"'{path_name((*path, key))}' is not in the search space; it has {sorted(map(str, spec))}"
                 )
-            _refuse_unknown(value, spec[key], (*path, key))
-    elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)):
-        for index, (value, inner) in enumerate(zip(config, spec, strict=False)):
+            _refuse_unknown(value, spec[own[key]], (*path, key))
+    elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)) and len(spec) == len(config):
+        for index, (value, inner) in enumerate(zip(config, spec, strict=True)):
             _refuse_unknown(value, inner, (*path, index))
-    elif type(config) is not type(spec) or not equal(config, spec):
-        raise SpaceError(f"'{path_name(path)}' is the constant {spec!r}, got {config!r}")
+    elif not equal_as_written(spec, config):
+        raise SpaceError(
+            f"'{path_name(path)}' is the constant {spec!r}, got {config!r}; leave it out to use the constant"
+        )
 
 
 def _draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:

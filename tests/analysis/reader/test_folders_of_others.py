@@ -26,29 +26,24 @@ def state_file(home: Path) -> Path:
     return next(home.glob("experiment_state-*.json"))
 
 
-def older_state(number: int, status: str) -> str:
-    """A trial as Ray 1.x wrote it: all in one text."""
-    trial_id = f"aa000_0000{number}"
-    last = {"loss": 1.0 / (number + 1), "training_iteration": 3, "trial_id": trial_id}
-    trial = {"trainable_name": "train", "trial_id": trial_id, "config": {"lr": 0.1}, "status": status}
-    return json.dumps(trial | {"last_result": last, "logdir": f"/old/place/train_{trial_id}"})
-
-
-@pytest.mark.parametrize("parse", [str, json.loads], ids=["1.x", "0.8"])
-def test_state_files_of_older_releases_are_read(tmp_path, parse):
-    texts = [parse(older_state(0, "TERMINATED")), parse(older_state(1, "ERROR"))]
-    state = {"checkpoints": texts, "runner_data": {}, "stats": {"start_time": 1610629211.0}}
-    (tmp_path / "experiment_state-2021-01-14_05-00-11.json").write_text(json.dumps(state))
+def test_of_an_older_release_the_trials_own_files_are_read(tmp_path):
+    state = {"checkpoints": ["{}"], "runner_data": {}, "stats": {"start_time": 1610629211.0}}
+    name = "experiment_state-2021-01-14_05-00-11.json"
+    (tmp_path / name).write_text(json.dumps(state))
+    for number, error in enumerate((None, "ValueError: lr")):
+        home = tmp_path / f"train_aa000_0000{number}"
+        home.mkdir()
+        row = {"loss": 1 / (number + 1), "training_iteration": 3, "trial_id": f"aa000_0000{number}"}
+        (home / "result.json").write_text(json.dumps(row | {"done": error is None}) + "\n")
+        (home / "params.json").write_text('{"lr": 0.1}')
+        if error:
+            (home / "error.txt").write_text(error)
     analysis = read(tmp_path)
     assert [trial.status for trial in analysis.trials] == ["TERMINATED", "ERROR"]
-    assert analysis.trials[1].error == "error.txt is missing"
-    assert analysis.best_value == 0.5 and analysis.state == "finished"
-    assert analysis.record.start_time == 1610629211.0
-    home = tmp_path / "train_aa000_00000"
-    home.mkdir()
-    row = {"loss": 0.25, "training_iteration": 4, "trial_id": "aa000_00000"}
-    (home / "result.json").write_text(json.dumps(row) + "\n")
-    assert read(tmp_path).best_value == 0.25, "the folder has the name of the path's last part"
+    assert analysis.trials[1].error == "ValueError: lr"
+    assert analysis.best_value == 0.5 and analysis.best_config == {"lr": 0.1} and analysis.state == "unknown"
+    [problem] = map(str, analysis.problems)
+    assert problem.startswith(f"{name}: written by Ray before 2.7")
 
 
 def test_an_unreadable_state_file_is_named_where_nothing_else_is_there(tmp_path):

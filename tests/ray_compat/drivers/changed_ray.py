@@ -106,7 +106,7 @@ def main() -> None:
         "steps": [trial.last_result["step"] for trial in analysis.trials],
         "failures": [trial.run_metadata.num_failures for trial in analysis.trials],
         "best": {"start": analysis.best_config["start"]},
-        "changed": [each.without for each in patches if not vars(each).get("fits", True)],
+        "changed": [each.without for each in patches if each._fits is False],
     }
     ray.shutdown()
     print(json.dumps(told))

@@ -1,0 +1,1 @@
+"""Trains with growing global batches: `python -m benchmarks.large_batch`."""

@@ -1,0 +1,1 @@
+"""Compares BayesOptSearch with other searchers: `python -m benchmarks.search`."""

@@ -25,6 +25,12 @@ from horovod_tune.function.variables import find_largest, type_name, unpicklable
 from horovod_tune.function.with_parameters import parameters_of
 
 MB = 1_000_000
+# Classes of torch whose objects hold the rank and the number of ranks of the world in which they were made.
+_WORLD_BOUND = (
+    ("torch.utils.data.distributed", "DistributedSampler"),
+    ("torch.distributed.device_mesh", "DeviceMesh"),
+    ("torch.distributed.optim", "ZeroRedundancyOptimizer"),
+)
 
 _has_warned = False  # Tune pickles the function more than once
 
@@ -43,6 +49,10 @@ class Pickler(cloudpickle.Pickler):
                 "it is an hvd.DistributedOptimizer that was made in the driver, where Horovod has no ranks "
                 "(it and its model must be made after the function's hvd.init())"
             )
+        for module, name in _WORLD_BOUND:
+            kind = getattr(sys.modules.get(module), name, None)
+            if kind is not None and isinstance(obj, kind):
+                raise _MadeInDriver(f"it is a {name} that was made in the driver, for the driver's one rank")
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:  # such as torch.backends.cudnn
             name = obj.__name__
             if sys.modules.get(name) is obj:
@@ -111,9 +121,9 @@ def _dumps(function: Any) -> bytes:
 
 
 def refuse_horovod_of_driver(config: Any) -> None:
-    """Raise SerializationError if ``config`` holds a `DistributedOptimizer` of the driver."""
+    """Raise SerializationError if ``config`` holds an object that was made for the driver's world."""
     try:
-        if "horovod.torch" in sys.modules:
+        if "torch" in sys.modules:
             _dumps(config)
     except _MadeInDriver as error:
         raise unpicklable("config", config, _dumps, of="config") or error from None

@@ -10,9 +10,11 @@ number in a group's name.
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import sys
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +32,12 @@ GROUPS = Patch(
     f"{_C10D}:_set_pg_timeout",
     f"{_C10D}:_get_default_timeout(backend)",
     f"{_C10D}:_process_group_name uses group_count",
+)
+# DTensor caches local shapes and groups by mesh, and meshes of the same ranks are equal.
+MESHES = Patch(
+    "sharded models may get other ranks' shards once the world of an elastic trial has changed",
+    "torch.distributed.device_mesh:DeviceMesh.__eq__ uses _thread_id",
+    "torch.distributed.device_mesh:DeviceMesh uses _pg_registry",
 )
 # The least time to wait for the other ranks, which may still import modules, even if the timeout is shorter.
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
@@ -61,6 +69,9 @@ class ProcessGroups:
         # Keeps the groups of the last world alive. If a DDP model held the last reference to a group, the
         # group would be destroyed with the GIL held, while its threads may wait for the GIL: a deadlock.
         self._ended: list[Any] = []
+        self._worlds_left = 0
+        # The meshes of this world, by id. Caches of DTensor keep them, and with them their groups.
+        self._meshes = weakref.WeakValueDictionary[int, Any]()
         # Held while groups are aborted or destroyed.
         self._ending = threading.Lock()
         self.are_aborted = False
@@ -78,6 +89,15 @@ class ProcessGroups:
         if GROUPS.fits:
             c10d._get_default_timeout = lambda backend: self._latest_timeout
             wrap(c10d, "_new_process_group_helper")(self._new_group)
+        if MESHES.fits:
+            wrap(device_mesh.DeviceMesh, "__init__")(self._new_mesh)
+
+    def _new_mesh(self, real: Any, mesh: Any, *args: Any, **kwargs: Any) -> None:
+        """Make a mesh that does not equal those of earlier worlds, in which this rank had another number."""
+        real(mesh, *args, **kwargs)
+        self._meshes[id(mesh)] = mesh
+        if self._worlds_left:
+            mesh._thread_id = -self._worlds_left
 
     def _new_group(self, real: Any, *args: Any, **kwargs: Any) -> Any:
         # The store's sockets are left out: other ranks may still use the store when this one has ended.
@@ -154,6 +174,10 @@ class ProcessGroups:
         """Destroy the groups of a world that this rank leaves for another one."""
         self.sockets.forget()
         self._ended = self.all()
+        self._worlds_left += 1
+        for mesh in self._meshes.values():
+            mesh._pg_registry.clear()
+        self._meshes.clear()
         self._destroy()
         self.store = None
 
@@ -164,5 +188,6 @@ class ProcessGroups:
 
     def free(self) -> None:
         """Free the groups of the last world, in a thread, since a group waits for its collectives."""
+        gc.collect()  # a sharded model is part of a cycle, and has groups
         groups, self._ended = self._ended, []
         threading.Thread(target=groups.clear, name="ended groups", daemon=True).start()

@@ -116,6 +116,28 @@ def test_an_optimizer_of_the_driver_is_refused_beside_the_function_too(send, whe
         send({"data": list(range(1000)), "of": {"a": types.SimpleNamespace(own=kind())}})
 
 
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        (
+            "DistributedSampler",
+            "from torch.utils.data import DataLoader, DistributedSampler\n"
+            "of = DataLoader(range(8), sampler=DistributedSampler(range(8), num_replicas=1, rank=0))\n",
+        ),
+        (
+            "DeviceMesh",
+            "from torch.distributed.device_mesh import DeviceMesh\n"
+            "of = DeviceMesh('cpu', [0], _init_backend=False, _rank=0)\n",
+        ),
+    ],
+)
+def test_what_holds_the_drivers_rank_is_refused_by_name(name: str, made: str) -> None:
+    """A sampler would give each rank all samples, without an error."""
+    train = in_script(f"{made}def train(config): return of\n")
+    with pytest.raises(SerializationError, match=f"variable 'of'.* it is a {name} .* inside the function"):
+        shipping.dumps(train)
+
+
 def test_horovods_functions_are_sent_by_their_names() -> None:
     train = in_script(
         "from horovod.torch import init, rank, size, allreduce\n"

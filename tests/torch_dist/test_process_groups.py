@@ -216,6 +216,25 @@ def test_an_address_of_the_scripts_own_is_not_shared_with_other_trials(workers: 
     assert events[0].metrics["total"] == 2.0
 
 
+def test_a_ddp_model_of_the_script_joins_the_ranks(workers: Workers) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def train(config: dict[str, Any]) -> None:
+        rank = torch.distributed.get_rank()
+        model(torch.full((4, 3), float(rank))).sum().backward()
+        report(gradient=model.module.weight.grad.tolist())
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(3, 1))
+        _, events = workers.run(train)
+    finally:
+        dist.destroy_process_group()
+    assert events[0].metrics["gradient"] == [[2.0] * 3], "the mean of 0 and 4"
+
+
 def test_processes_that_a_rank_starts_make_their_own_group(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         child = "from torch import distributed as d; d.init_process_group('gloo', rank=0, world_size=1)"

@@ -110,13 +110,14 @@ def _print_error(what: object) -> None:
 
 
 def _report(args: argparse.Namespace, analysis: Analysis) -> int:
-    from horovod_tune.analysis.printable import one_line
+    from horovod_tune.analysis.printable import counted, one_line
     from horovod_tune.analysis.report import write_report
 
     if args.metric or (analysis.reported_numbers and not (args.pareto or analysis.record.front)):
         analysis.require_metric()
     place = write_report(analysis, args.output, pareto=args.pareto)
-    print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
+    trials, size = counted(len(analysis.trials), "trial"), f"{place.stat().st_size / 1e6:.1f} MB"
+    print(f"{one_line(str(place))}: {trials}, {size}")
     if not analysis.has_best:
         _print_error(f"the report has no curves: {analysis.no_best_reason}")
     for problem in analysis.problems:

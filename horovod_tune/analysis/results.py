@@ -16,7 +16,7 @@ import pandas as pd
 
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.pareto import ParetoFront, pareto_front
-from horovod_tune.analysis.printable import one_line
+from horovod_tune.analysis.printable import counted, digits_for, one_line
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of, mapping
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
@@ -62,7 +62,7 @@ class Analysis:
         self.scope = scope
 
     def __repr__(self) -> str:
-        return f"<Analysis of {self.name!r}: {len(self.trials)} trials, {self.state}>"
+        return f"<Analysis of {self.name!r}: {counted(len(self.trials), 'trial')}, {self.state}>"
 
     @property
     def state(self) -> str:
@@ -258,6 +258,10 @@ class Analysis:
     def best_value(self) -> float:
         """The value of the metric with which the best trial won."""
         return float(self.values[self._best])
+
+    def value_text(self, value: float, digits: int = 6) -> str:
+        """Return a value of the metric as text, with as many digits as tell the trials apart."""
+        return f"{value:.{digits_for(self.values, digits)}g}"
 
     @property
     def best_result(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -75,7 +74,7 @@ def _best(analysis: Analysis) -> list[RenderableType]:
     if not analysis.has_best:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text.assemble(
-        _safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"),
+        _safe(f"best {analysis.metric} {analysis.value_text(analysis.best_value)}", "bold green"),
         _safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"),
     )
     written = printable(python_text(analysis.best_config)).split("\n")
@@ -100,8 +99,8 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         reports = analysis.reports[analysis.reports["known"]]
         curves = [reports.loc[reports["trial"] == number, "value"].to_numpy() for number in order]
         scores = analysis.scores.loc[order]
-        columns.append((analysis.metric or "", True, list(map(_number, scores["last"]))))
-        columns.append(("best", True, list(map(_number, scores["best"]))))
+        for name, values in ((analysis.metric or "", scores["last"]), ("best", scores["best"])):
+            columns.append((name, True, [_number(analysis.value_text(v, digits=5)) for v in values]))
         columns.append(("curve", False, [Text(sparkline(curve, 16), style="cyan") for curve in curves]))
     columns.append(("it", True, [Text(str(iterations_of(trial) or "")) for trial in trials]))
     for one in shown:
@@ -122,8 +121,8 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     return table
 
 
-def _number(value: float) -> Text:
-    return Text(f"{value:.5g}") if math.isfinite(value) else Text("nan", style="dim")
+def _number(text: str) -> Text:
+    return Text("nan", style="dim") if text in ("nan", "inf", "-inf") else Text(text)
 
 
 def _short(value: Any) -> str:

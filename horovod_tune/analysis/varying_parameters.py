@@ -81,7 +81,7 @@ def varying_parameters(analysis: Analysis) -> list[Parameter]:
     found = []
     for name in dict.fromkeys(name for config in flat for name in config):
         values = tuple(config.get(name) for config in flat)
-        if len({text_of(value) for value in values}) > 1:
+        if len({f"{v:.15g}" if isinstance(v, float) else str(v) for v in values}) > 1:
             found.append(_parameter(name, values, domains.get(name)))
     return found
 

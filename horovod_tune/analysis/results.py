@@ -90,7 +90,8 @@ class Analysis:
         if self.metric is None or self.mode is None:
             known = {"metric": self.metric, "mode": self.mode}
             missing = " and ".join(name for name, value in known.items() if not value)
-            name = one_line(self.metric or "NAME")
+            only = self.reported_numbers[0] if len(self.reported_numbers) == 1 else "NAME"
+            name = one_line(self.metric or only)
             front = " and ".join(map(one_line, self.record.front))
             why = f"does not record its {missing}"
             if self.metric and self.record.metric and self.metric != self.record.metric:

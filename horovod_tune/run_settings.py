@@ -311,5 +311,6 @@ def search_metadata(
         "time_budget_s": budget.total_seconds() if hasattr(budget, "total_seconds") else budget,
         "searcher": schedules.describe_searcher(search),
         "scheduler": schedules.describe_scheduler(scheduler),
+        "ends": schedules.end_of(scheduler),
         **space_metadata({**(config or {}), **(space if isinstance(space, dict) else {})}),
     }

@@ -93,7 +93,7 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     # Each has a name, is aligned on the right or not, and has a text for each trial.
     columns: list[tuple[str, bool, list[Text]]] = [
         ("trial", False, [_safe(trial.trial_id) for trial in trials]),
-        ("status", False, [_safe(t.status.lower(), _STYLES.get(t.status, "")) for t in trials]),
+        ("status", False, [_safe(t.shown_status, _STYLES.get(t.status, "")) for t in trials]),
     ]
     if analysis.is_scored:  # also if no trial meets the limits
         reports = analysis.reports[analysis.reports["known"]]

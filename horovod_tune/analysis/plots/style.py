@@ -183,7 +183,7 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
     """Return the hover text of each trial: its id, status and first hyperparameters."""
     if len(analysis.trials) > _HOVER_TRIALS:
         return trial_names(analysis)
-    lines = [[f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}" for trial in analysis.trials]]
+    lines = [[f"{as_text(trial.trial_id)}, {as_text(trial.shown_status)}" for trial in analysis.trials]]
     for one in varying_parameters(analysis)[:_HOVER_PARAMETERS]:
         name = f"<br>{label(one.name)} = "  # a trial that lacks it has no such line
         lines.append([name + label(text_of(v), 60) if v is not None else "" for v in one.values])

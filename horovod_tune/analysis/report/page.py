@@ -177,7 +177,7 @@ def _columns(analysis: Analysis) -> list[_Column]:
     trials = analysis.trials
     found: list[_Column] = [
         ("trial", [trial.trial_id for trial in trials], None),
-        ("status", [trial.status.lower() for trial in trials], None),
+        ("status", [trial.shown_status for trial in trials], None),
     ]
     if analysis.is_scored:
         shown = partial(analysis.value_text, digits=5)

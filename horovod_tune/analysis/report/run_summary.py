@@ -46,7 +46,7 @@ def wall_text(analysis: Analysis) -> str | None:
 
 def statuses(analysis: Analysis) -> str:
     """Return how many trials have each status, most common first."""
-    counts = Counter(trial.status.lower() for trial in analysis.trials).most_common()
+    counts = Counter(trial.shown_status for trial in analysis.trials).most_common()
     return ", ".join(f"{count:,} {status}" for status, count in counts)
 
 

@@ -113,8 +113,7 @@ def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis.printable import counted, one_line
     from horovod_tune.analysis.report import write_report
 
-    if args.metric or (analysis.reported_numbers and not (args.pareto or analysis.record.front)):
-        analysis.require_metric()
+    _require_named_metric(args, analysis)
     place = write_report(analysis, args.output, pareto=args.pareto)
     trials, size = counted(len(analysis.trials), "trial"), f"{place.stat().st_size / 1e6:.1f} MB"
     print(f"{one_line(str(place))}: {trials}, {size}")

@@ -27,6 +27,7 @@ from horovod_tune.errors import HorovodTuneError
 
 # Does not match checkpoint_000001.part, an incomplete copy.
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
+_UNRANKED = 8  # at most this many metrics are shown if none is known to compare trials by
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s: if two copies are missing, the search has ended
 
 
@@ -129,6 +130,18 @@ class Analysis:
             flat = frames.flatten({key: value})
             names |= {name: None for name, number in flat.items() if type(number) in (int, float, bool)}
         return tuple(name for name in names if name not in TUNES_OWN)
+
+    def unranked(self) -> dict[str, list[float | None]]:
+        """Return each trial's last numbers by name, to show them if no metric is known; {} if one is."""
+        if self.metric is not None:
+            return {}
+        return {
+            name: [
+                next((v for row in reversed(trial.reports) if (v := value_of(row, name)) is not None), None)
+                for trial in self.trials
+            ]
+            for name in self.reported_numbers[:_UNRANKED]
+        }
 
     @property
     def _reported_text(self) -> str:

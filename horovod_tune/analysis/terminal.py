@@ -102,6 +102,8 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         for name, values in ((analysis.metric or "", scores["last"]), ("best", scores["best"])):
             columns.append((name, True, [_number(analysis.value_text(v, digits=5)) for v in values]))
         columns.append(("curve", False, [Text(sparkline(curve, 16), style="cyan") for curve in curves]))
+    for name, numbers in analysis.unranked().items():
+        columns.append((name, True, [Text(_short(numbers[number])) for number in order]))
     columns.append(("it", True, [Text(str(iterations_of(trial) or "")) for trial in trials]))
     for one in shown:
         columns.append((one.name, False, [_safe(_short(one.values[number])) for number in order]))

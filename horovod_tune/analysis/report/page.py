@@ -184,6 +184,7 @@ def _columns(analysis: Analysis) -> list[_Column]:
         found.append((analysis.metric or "", analysis.scores["last"].tolist(), shown))
         found.append((f"best {analysis.metric}", analysis.scores["best"].tolist(), shown))
         found.append(("at iteration", analysis.scores["best_iteration"].tolist(), str))
+    found += [(name, values, _short) for name, values in analysis.unranked().items()]
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
     found.append(("iterations", [iterations_of(trial) for trial in trials], str))
     found.append(("time", trained.reindex(range(len(trials))).tolist(), facts.duration))

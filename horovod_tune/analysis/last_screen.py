@@ -59,7 +59,7 @@ def last_screen(trials: Sequence[Any], progress: Progress) -> str:
         names = f" (reported: {', '.join(reported[:8])})" if len(reported) > 1 else ""
         found = [("best trial", f'not known: write metric="{name}" and mode="min" or "max"{names}')]
     rows = [*found, ("results", folder)]
-    if any(trial.status not in ("TERMINATED", "ERROR") for trial in trials):
+    if progress.count("interrupted", "paused", "restarting", "waiting"):
         has_tuner = filesystem.get_file_info(f"{path}/tuner.pkl").type == FileType.File
         again = f"tune.Tuner.restore({folder!r}, trainable).fit()"
         if not has_tuner:

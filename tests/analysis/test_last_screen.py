@@ -82,14 +82,16 @@ def test_without_a_metric_the_commands_show_how_to_pass_one() -> None:
 def test_an_interrupted_search_shows_how_to_continue_it(tmp_path: Any) -> None:
     one = trial("a", {}, loss=1.0)
     one.storage.experiment_fs_path = f"{tmp_path}/it's mine"
-    assert "to continue" not in last_screen([one], search("min", a=[1.0]))
-    one.status = "PENDING"
+    progress = search("min", a=[1.0])
+    progress.trials["a"].state = "done"
+    assert "to continue" not in last_screen([one], progress)
+    progress.trials["a"].state = "interrupted"
     by_run = f"tune.run(trainable, name={chr(34)}it's mine{chr(34)}, storage_path='{tmp_path}', resume=True)"
-    assert f"to continue  {by_run}\n" in last_screen([one], search("min", a=[1.0]))
+    assert f"to continue  {by_run}\n" in last_screen([one], progress)
     (tmp_path / "it's mine").mkdir()
     (tmp_path / "it's mine" / "tuner.pkl").touch()
     restored = f'tune.Tuner.restore("{tmp_path}/it\'s mine", trainable).fit()'
-    assert f"to continue  {restored}\n" in last_screen([one], search("min", a=[1.0]))
+    assert f"to continue  {restored}\n" in last_screen([one], progress)
 
 
 def test_failures_come_first_and_are_bounded(tmp_path: Any) -> None:

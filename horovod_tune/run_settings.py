@@ -180,7 +180,7 @@ def hint_for(trainable: Any) -> str:
 
 def compares_without_metric(arguments: dict[str, Any], config: Any) -> bool:
     """Return True if a search of several trials has no metric by which to compare them."""
-    search = arguments.get("search_alg")
+    search: Any = arguments.get("search_alg")
     while getattr(search, "searcher", None) is not None:
         search = search.searcher
     several = arguments.get("num_samples", 1) != 1 or search is not None or bool(_searched(search, config))

@@ -50,7 +50,7 @@ def digits_for(values: Sequence[float] | np.ndarray, least: int) -> int:
     """Return how many significant digits tell typical values apart, at least `least`.
 
     >>> digits_for([0.25, 0.5], 5), digits_for([1e8, 1e8 + 20], 5)
-    (5, 10)
+    (5, 11)
     """
     finite = np.asarray(values, dtype=float)
     finite = finite[np.isfinite(finite)]

@@ -113,7 +113,7 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     for name, colour, faint, trials in groups:
         lines = [np.column_stack([np.arange(len(axes)), heights[trial]]) for trial in trials]
         width = 3.0 if name == "best" else 1.3
-        look = {"name": name, "mode": "lines", "line": {"color": faint, "width": width}}
+        look: dict[str, Any] = {"name": name, "mode": "lines", "line": {"color": faint, "width": width}}
         look |= {"legendgroup": name, "showlegend": False}
         made.add_scatter(**style.legend_entry(name, colour, width))
         made.add_scatter(**style.together(lines, texts[trials], "%{text}"), **look)
@@ -121,7 +121,13 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
         made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
         for height, text in _ticks(axis):
             look = {"bgcolor": "rgba(255,255,255,0.75)", "font_size": 11, "borderpad": 1, "xanchor": "left"}
-            made.add_annotation(x=place, y=height, text=style.label(text, 14), showarrow=False, **look)
+            made.add_annotation(
+                x=place,
+                y=height,
+                text=style.label(text, 14 if axis.kind == "category" else 24),
+                showarrow=False,
+                **look,
+            )
     names = [style.label(axis.name, 18) for axis in axes]
     x_axis = {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "ticks": ""}
     return made.update_layout(

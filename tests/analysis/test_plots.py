@@ -281,6 +281,11 @@ def test_the_plots_over_time_begin_at_the_same_zero_and_one_value_has_an_axis_ar
     low, high = plots.best_so_far(one, "trials").layout.yaxis.range
     assert 0.9 * one.best_value < low < one.best_value < high < 1.1 * one.best_value
     assert said(plots.learning_curves(one)).startswith("Learning curves 1 trial ")
+    curve = [{"loss": 10.0**-step, "training_iteration": step} for step in range(9)]
+    axis = plots.best_so_far(
+        changed(one, trials=(replace(one.trials[0], rows=tuple(curve)),)), "time"
+    ).layout.yaxis
+    assert axis.type is None, "the best values of a short search are no outliers"
 
 
 def test_start_up_that_is_not_known_is_not_drawn(experiments):

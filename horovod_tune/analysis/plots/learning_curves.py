@@ -148,8 +148,8 @@ def best_so_far(
     end = max(float(x[-1]) for group in steps.values() for x, _ in group)
     x_axis, length = style.progress_axis(against, end)
     values = np.concatenate([best for group in steps.values() for _, best in group])
-    y_axis, outside = style.metric_axis(values, mode, metric)
-    made = style.figure("Best so far", style.joined(style.direction(mode), outside))
+    y_axis, _ = style.metric_axis(values, mode, metric, cut=False)
+    made = style.figure("Best so far", style.direction(mode))
     for number, (name, group) in enumerate(steps.items()):
         made.add_traces(_group(name, group, style.OKABE_ITO[number % style.FEW], length))
     made.update_layout(showlegend=len(steps) > 1, xaxis=x_axis | {"rangemode": "tozero"})

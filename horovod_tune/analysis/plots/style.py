@@ -99,12 +99,12 @@ def joined(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any], str]:
+def metric_axis(values: np.ndarray, mode: str, name: str, *, cut: bool = True) -> tuple[dict[str, Any], str]:
     """Return the metric's axis, and a note on the values that are outside it.
 
     The good end is always shown. If values far beyond the worse quartile (those of diverged trials) would
     flatten the rest, they are left out, or if they are positive and more than a tenth, the axis is
-    logarithmic.
+    logarithmic. Without `cut`, all values are on a linear axis.
     """
     sign = 1.0 if mode == "min" else -1.0
     costs = sign * values[np.isfinite(values)]
@@ -117,7 +117,7 @@ def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any
     # count, since the better ones may be very close to each other: the ends of learning curves.
     size = max(abs(middle), middle - least)
     for end, reach, flat in ((third, 3 * (third - first), 2), (middle, 3 * size, 333)):
-        if 0 < flat * reach < kept.max() - end:
+        if cut and 0 < flat * reach < kept.max() - end:
             kept = costs[costs <= end + reach]
     log = len(costs) - len(kept) > 0.1 * len(costs) and bool((sign * costs > 0).all())
     low, high = sorted((sign * float(costs.max() if log else kept.max()), sign * float(least)))

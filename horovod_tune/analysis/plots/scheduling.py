@@ -126,9 +126,11 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
     steps = {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8}
     for name, chosen, look in (("other results", rest, dots), ("front", found.members, steps)):
         texts = style.trial_names(analysis)[[found.places[point][0] for point in chosen]]
-        template = "%{text}<br>%{x:.6g}, %{y:.6g}<extra></extra>"
+        template = "%{text}<br>%{x}, %{y}<extra></extra>"
         x_values, y_values = found.points[chosen].T
         made.add_scatter(x=x_values, y=y_values, text=texts, name=name, hovertemplate=template, **look)
+    for axis, number in (("xaxis", 0), ("yaxis", 1)):
+        made.update_layout({axis: style.value_format(found.points[finite][:, number])})
     return made.update_layout(
         xaxis_title_text=f"{style.label(x)} ({style.direction(x_mode)})",
         yaxis_title_text=f"{style.label(y)} ({style.direction(y_mode)})",

@@ -125,12 +125,16 @@ def metric_axis(values: np.ndarray, mode: str, name: str, *, cut: bool = True) -
         low, high = math.log10(low), math.log10(high)
         axis |= log_axis(low, high)
     pad = 0.04 * (high - low) or abs(high) * 0.05 or 0.5
-    digits = digits_for(kept, 5)
-    axis |= {"range": [low - pad, high + pad], "hoverformat": f".{digits}g"}
-    if digits > 6 and not log:  # otherwise all ticks may have the same text
-        axis["tickformat"] = f".{digits}~g"
+    axis |= {"range": [low - pad, high + pad]} | value_format(kept)
     beyond = 0 if log else len(costs) - len(kept)
     return axis, f"{beyond} of {len(values)} values are outside the axis" if beyond else ""
+
+
+def value_format(values: np.ndarray) -> dict[str, Any]:
+    """Return the formats of an axis that tell these values apart, when hovered over and at its ticks."""
+    digits = digits_for(values, 5)
+    hover = {"hoverformat": f".{digits}g"}
+    return hover | {"tickformat": f".{digits}~g"} if digits > 6 else hover
 
 
 def progress_axis(against: str, end: float) -> tuple[dict[str, Any], float]:
@@ -145,12 +149,12 @@ def parameter_axis(parameter: Parameter) -> dict[str, Any]:
     """Return a hyperparameter's axis: logarithmic if its range is, with names if it is a choice."""
     low, high = parameter.limits()
     pad = 0.0 if parameter.kind == "category" else 0.03 * (high - low)
-    axis = {"title": {"text": label(parameter.name)}, "range": [low - pad, high + pad]}
+    axis: dict[str, Any] = {"title": {"text": label(parameter.name)}, "range": [low - pad, high + pad]}
     if parameter.kind == "category":
         every = max(1, len(parameter.categories) // 20)
         texts = [label(text, 14) for text in parameter.categories[::every]]
         return axis | {"tickvals": list(range(0, len(parameter.categories), every)), "ticktext": texts}
-    return axis | log_axis(low, high) if parameter.log else axis
+    return axis | (log_axis(low, high) if parameter.log else value_format(parameter.positions))
 
 
 def log_axis(low: float, high: float) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from horovod_tune.messages import (
     RankRejoin,
     Report,
 )
+from horovod_tune.rank import script
 from horovod_tune.rank.imports import ImportTimes, is_installed
 from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.template import RankStart
@@ -148,6 +149,7 @@ class Rank:
             os.environ.update(begin.environment)
         os.chdir(begin.directory)
         rank_connection.prepare(begin.ray)
+        script.send_to_spawned()
         set_variables(begin.assignment)
         self._run = begin.request.run
         self._imports = ImportTimes()

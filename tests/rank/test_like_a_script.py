@@ -56,7 +56,14 @@ def double(number):
     return 2 * number
 
 class Data:
-    pass
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return double(index)
+
+def of_data(data):
+    return data if isinstance(data, Data) else None
 
 def train(config):
     import asyncio
@@ -79,12 +86,14 @@ def train(config):
 
     seen["asyncio"] = asyncio.run(work())
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        seen["spawn"] = pool.map(abs, [-3])
+        seen["spawn"] = pool.map(double, [3]) + [type(each).__name__ for each in pool.map(of_data, [Data()])]
     with multiprocessing.get_context("fork").Pool(1) as pool:
         seen["fork"] = pool.map(double, [3])
     seen["pickle"] = isinstance(pickle.loads(pickle.dumps(Data())), Data)
     loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, num_workers=1)
     seen["loader"] = [batch.tolist() for batch in loader]
+    spawned = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="forkserver")
+    seen["forkserver"] = [batch.tolist() for batch in spawned]
     seen["faulthandler"] = faulthandler.is_enabled()
     return seen
 """
@@ -93,8 +102,8 @@ def train(config):
 def test_signals_asyncio_pools_and_loaders_work_in_the_main_thread(workers: Workers) -> None:
     script: dict[str, Any] = {"__name__": "__main__"}
     exec(SCRIPT, script)
-    expected = {"main": True, "signal": True, "asyncio": 0, "spawn": [3], "fork": [6], "pickle": True}
-    expected |= {"loader": [[0.0, 1.0], [2.0, 3.0]], "faulthandler": True}
+    expected = {"main": True, "signal": True, "asyncio": 0, "spawn": [6, "Data"], "fork": [6], "pickle": True}
+    expected |= {"loader": [[0.0, 1.0], [2.0, 3.0]], "faulthandler": True, "forkserver": [[0], [2], [4], [6]]}
     assert outcome(workers, script["train"]) == expected
 
 

@@ -53,6 +53,7 @@ def prepare(address: RayAddress) -> None:
     os.environ["RAY_ADDRESS"] = address.address  # for `ray.init()` in the function
     if _AUTO_INIT.fits:
         ray._private.auto_init_hook.auto_init_ray = connect
+    wrap(ray, "init")(_join)
     for name in _OTHERS:
         wrap(ray, name)(_connect_first)
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
@@ -73,6 +74,24 @@ def connect() -> None:
             configure_logging=False,
             logging_level=logging.WARNING,
         )
+
+
+def _join(original: Callable[..., Any], address: str | None = None, **arguments: Any) -> Any:
+    """Do what `ray.init` does in the training function, in the search's cluster and namespace.
+
+    Raises:
+        RuntimeError: ``address`` is "local", which starts a cluster.
+    """
+    if address == "local":
+        raise RuntimeError(
+            "ray.init(address='local') starts a cluster, which a rank must not do: leave the address out to "
+            "use the search's own, or call ray.init in the driver only"
+        )
+    if address in (None, "auto") and _address is not None:
+        address = _address.address
+        arguments.setdefault("namespace", _address.namespace)
+        arguments.setdefault("runtime_env", _address.runtime_env or None)
+    return original(address, **arguments)
 
 
 def prepare_exit() -> None:
@@ -108,8 +127,7 @@ class _Unpickler(pickle.Unpickler):
 def loads(pickled: bytes) -> Any:
     """Return what `ray.cloudpickle` has pickled; connect first if references to Ray's objects are in it.
 
-    What it brings of the driver's script becomes part of ``__main__``, where pickle looks for it: in forks of
-    a pool, or for `torch.save` of a model.
+    What it brings of the driver's script becomes part of ``__main__``; `rank/script.py` says why.
     """
     unpickler = _Unpickler(pickled)
     loaded = unpickler.load()

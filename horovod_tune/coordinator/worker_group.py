@@ -38,6 +38,7 @@ from horovod_tune.messages import (
     Report,
     TrialRequest,
 )
+from horovod_tune.ray_compat import queries
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class WorkerGroup:
         # The calls of `begin_end`, by worker.
         self._ending: dict[Worker, Any] = {}
         self._has_named_imports = False
+        self._experiment_name = ""
         self._run = 0
         self._forget_trial()
 
@@ -78,6 +80,7 @@ class WorkerGroup:
         self._forget_trial()
         self.world.form()
         self._run += 1
+        self._experiment_name = request.experiment_name
         self.world.begin(replace(request, run=self._run, is_elastic=self.world.limits.is_elastic))
 
     def next_event(
@@ -177,6 +180,8 @@ class WorkerGroup:
     def _name_imports(self, seconds: Mapping[str, float]) -> None:
         if seconds and not self._has_named_imports:
             self._has_named_imports = True
+            if not queries.is_first(f"imports of {self._experiment_name}"):
+                return
             each = ", ".join(f"{name} ({took:g} s)" for name, took in seconds.items())
             logger.warning("each trial imports %s: preload=%s", each, list(seconds))
 

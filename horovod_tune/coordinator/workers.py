@@ -190,7 +190,10 @@ def call_all(
         errors = {worker: reply for worker, reply in pairs if isinstance(reply, RayError)}
         late = [worker for worker, error in errors.items() if isinstance(error, GetTimeoutError)]
         if dead := [worker for worker in errors if worker not in late]:
-            raise StartFailed(f"{_names(dead)} failed {doing}: {errors[dead[0]]}") from errors[dead[0]]
+            error = errors[dead[0]]
+            if isinstance(error, StartFailed):  # its own message says everything; Ray's adds stacks of ours
+                raise StartFailed(f"{_names(dead)} failed {doing}: {error.cause}") from None
+            raise StartFailed(f"{_names(dead)} failed {doing}: {error}") from error
         if not late:
             return replies
         if waited < times:
@@ -207,7 +210,7 @@ def call_all(
 
 
 def _names(workers: Sequence[Worker]) -> str:
-    return ", ".join(worker.name for worker in workers)
+    return ", ".join(dict.fromkeys(worker.name for worker in workers))
 
 
 def end_workers(

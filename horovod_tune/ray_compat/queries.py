@@ -33,8 +33,9 @@ _DRAINING = Patch(
     "ray._raylet:InnerGcsClient.internal_kv_put(self, key, value, overwrite, namespace, timeout)",
     "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
 )
-# The key that `announce_end` sets in Ray's key-value store, and its namespace.
-_ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
+# That of our keys in Ray's key-value store, and the key that `announce_end` sets.
+_NAMESPACE = b"horovod_tune"
+_ALL_NODES_DRAIN = (b"all_nodes_go", _NAMESPACE)
 
 
 @Patch(
@@ -208,6 +209,21 @@ class HostPreempted(TrainingFailed, RayActorError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+@Patch(
+    "each coordinator of a search logs what only the first one needs to",
+    "ray.experimental.internal_kv:_internal_kv_put(key, value, overwrite, namespace)",
+).otherwise(True)
+def is_first(what: str) -> bool:
+    """Return True for one call per ``what`` in this job, whichever process makes it."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    if not ray.is_initialized():
+        return True
+    key = f"first {ray.get_runtime_context().get_job_id()} {what}"
+    # It returns True if the key has a value already.
+    return not _internal_kv_put(key, b"1", overwrite=False, namespace=_NAMESPACE)
 
 
 def announce_end(address: str) -> None:

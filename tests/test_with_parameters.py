@@ -1,4 +1,4 @@
-"""with_parameters: what it refuses, what it ships, and what a Horovod trial's ranks get."""
+"""with_parameters: what it refuses, what it ships, and what ranks get."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy
 import pytest
 import torch
 
@@ -107,20 +109,82 @@ def test_what_two_parameters_share_stays_shared(tmp_path: Any) -> None:
     assert torch.equal(load_values(str(file))["a"][0], torch.ones(3)), "the file itself is as it was"
 
 
+def file_at(address: int) -> str:
+    """Return the inode and the name of the file that is mapped at an address of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(each, 16) for each in line.split()[0].split("-"))
+        if low <= address < high:
+            return " ".join(line.split()[4:6])
+    return ""
+
+
 @pytest.mark.slow
-def test_every_trial_of_a_horovod_function_gets_them_whole(tune_run: Callable[..., Any]) -> None:
-    pytest.importorskip("horovod")
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_the_ranks_of_a_host_map_one_copy_and_changes_are_their_own(
+    backend: str, tune_run: Callable[..., Any]
+) -> None:
+    if backend == "horovod":
+        pytest.importorskip("horovod")
 
-    def spoil(config: dict[str, Any], model: Any) -> None:
-        before = float(model.weight.sum())
+    def spoil(config: dict[str, Any], model: Any, array: Any) -> None:
+        import os
+
+        import torch.distributed as dist
+
+        rank = int(os.environ["HOROVOD_RANK" if config["backend"] == "horovod" else "RANK"])
+        if config["backend"] == "horovod":
+            import horovod.torch as hvd
+
+            hvd.init()
+            gather, wait = hvd.allgather_object, hvd.barrier
+        else:
+
+            def gather(value: Any) -> list[Any]:
+                values = [None] * dist.get_world_size()
+                dist.all_gather_object(values, value)
+                return values
+
+            dist.init_process_group("gloo")
+            wait = dist.barrier
+        before = float(model.weight.detach().sum()), float(array.sum())
+        wait()
         with torch.no_grad():
-            model.weight.zero_()
-        horovod_tune.report(before=before)
+            model.weight.fill_(rank + 1.0)
+        array[:] = rank + 1.0
+        wait()
+        seen = gather((before, float(model.weight.mean()), float(array.mean())))
+        horovod_tune.report(seen=seen, files=gather(file_at(model.weight.data_ptr())))
 
-    model = torch.nn.Linear(3, 3)
+    model, array = torch.nn.Linear(512, 512), numpy.ones(1000)
+    bound = with_parameters(spoil, model=model, array=array)
     analysis = tune_run(
-        DistributedTrainableCreator(with_parameters(spoil, model=model), num_slots=2),
+        DistributedTrainableCreator(bound, num_slots=2, backend=backend),
+        config={"backend": backend},
         num_samples=2,
         max_concurrent_trials=1,
     )
-    assert [trial.last_result["before"] for trial in analysis.trials] == [float(model.weight.sum())] * 2
+    before = float(model.weight.detach().sum()), 1000.0
+    for trial in analysis.trials:
+        assert trial.last_result["seen"] == [(before, 1.0, 1.0), (before, 2.0, 2.0)]
+        (file,) = set(trial.last_result["files"])
+        assert file.endswith("memfd:horovod_tune_parameters"), "one for both ranks"
+    assert array.sum() == 1000.0
+
+
+@pytest.mark.slow
+def test_a_function_too_large_to_be_sent_is_an_error_and_its_parameters_may_be_larger(
+    tune_run: Callable[..., Any],
+) -> None:
+    large = torch.zeros(40 << 20)  # 160 MB
+
+    def closes_over(config: dict[str, Any]) -> None:
+        horovod_tune.report(size=len(large))
+
+    def takes(config: dict[str, Any], data: Any) -> None:
+        horovod_tune.report(size=len(data))
+
+    with pytest.raises(SerializationError, match=r"Pass large objects with horovod_tune\.with_parameters"):
+        tune_run(DistributedTrainableCreator(closes_over, num_slots=1))
+    trainable = DistributedTrainableCreator(with_parameters(takes, data=large), num_slots=1)
+    (trial,) = tune_run(trainable).trials
+    assert trial.last_result["size"] == 40 << 20

@@ -64,9 +64,9 @@ def _session() -> tuple[str, str] | None:
 def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[[dict[str, Any]], Any]:
     """Bind large objects (a model, a data set) to ``func(config, **parameters)``; returns ``bound(config)``.
 
-    Replaces ``ray.tune.with_parameters``, whose objects ranks cannot fetch. In a TPU trial, all ranks of a
-    host share the memory of the tensors: a model made in the driver is not copied for each rank. A rank that
-    changes a tensor copies only the pages that it changes, and the next trial finds the original values.
+    Replaces ``ray.tune.with_parameters``. All ranks of a host share the memory of the tensors: a model made
+    in the driver is not copied for each rank. A rank that changes a tensor copies only the pages that it
+    changes, and the next trial finds the original values. A NumPy array is copied for each rank.
 
     Args:
         func: the training function; a generator function works too.
@@ -166,15 +166,10 @@ def provided() -> dict[str, Any]:
     return live.parameters
 
 
-def load_values(source: Any) -> dict[str, Any]:
-    """Return what `pack_values` packed. Tensors in a file are mapped, and shared until a rank writes."""
+def load_values(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what `pack_values` packed into a file. Tensors are mapped, and shared until a rank writes."""
     import torch
 
-    if isinstance(source, (str, os.PathLike)):
-        # weights_only=False: the driver's own objects, as trusted as its function.
-        mapped: dict[str, Any] = torch.load(source, mmap=True, weights_only=False)
-        return mapped
-    import ray
-
-    copied: dict[str, Any] = torch.load(io.BytesIO(ray.get(source)), weights_only=False)
-    return copied
+    # weights_only=False: the driver's own objects, as trusted as its function.
+    mapped: dict[str, Any] = torch.load(path, mmap=True, weights_only=False)
+    return mapped

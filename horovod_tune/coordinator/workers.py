@@ -192,7 +192,8 @@ def call_all(
         if dead := [worker for worker in errors if worker not in late]:
             error = errors[dead[0]]
             if isinstance(error, StartFailed):  # its own message says everything; Ray's adds stacks of ours
-                raise StartFailed(f"{_names(dead)} failed {doing}: {error.cause}") from None
+                cause = getattr(error, "cause", error)
+                raise StartFailed(f"{_names(dead)} failed {doing}: {cause}") from None
             raise StartFailed(f"{_names(dead)} failed {doing}: {error}") from error
         if not late:
             return replies

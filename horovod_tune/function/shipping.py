@@ -60,9 +60,9 @@ class Pickler(cloudpickle.Pickler):
         if obj is os.environ:  # `from os import environ` in a script
             return getattr, (os, "environ")
         if isinstance(obj, MethodType) and type(obj.__self__).__module__.startswith("horovod."):
-            module = sys.modules.get("horovod.torch")  # `from horovod.torch import rank` in a script
-            if getattr(module, obj.__name__, None) == obj:
-                return getattr, (module, obj.__name__)
+            horovod = sys.modules.get("horovod.torch")  # `from horovod.torch import rank` in a script
+            if getattr(horovod, obj.__name__, None) == obj:
+                return getattr, (horovod, obj.__name__)
         if isinstance(obj, functools._lru_cache_wrapper) and not travels_by_name(obj.__module__):
             # Sent as code: cloudpickle knows it only by its name.
             return _cached, (obj.__wrapped__, obj.cache_parameters())

@@ -131,7 +131,7 @@ def test_what_a_process_prints_while_it_exits_is_stored_and_its_warning_logged(
 ) -> None:
     stop_at_once(trial)
     trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"), Report(1, {}))
-    trial.actors[0].replies["end_trial"] = LogChunk(0, b"at exit\n"), "rank 0's process still ran"
+    trial.actors[0].replies["end_trial"] = [LogChunk(0, b"at exit\n")], "rank 0's process still ran"
     assert trial.coordinator.next_result()
     trial.coordinator.end_trial()
     assert (trial.directory / "rank_0.log").read_text() == "printed\nstopped\nat exit\n"

@@ -95,6 +95,8 @@ class HostActor:
 
         if not plan.of_each:
             environments *= set_up(self._processes[0], plan.environment)
+        if not environments:
+            raise RuntimeError("torch_xla finds no TPU chip on this host")
         size = len(environments)
         self._actors += [TrainingActor(*self._arguments) for _ in range(size - len(self._actors))]
         self._processes += [actor.start_process() for actor in self._actors[1:size]]

@@ -225,6 +225,13 @@ def test_a_process_that_dies_while_it_starts_fails_the_start_with_its_end(worker
     assert re.match(said, str(caught.value))
 
 
+@pytest.mark.slow
+def test_a_host_without_chips_fails_the_start(workers: Workers) -> None:
+    with_plan(workers, of_each=False, PROCESSES="0")
+    with pytest.raises(StartFailed, match=r"(?s)the ranks of .* did not start:\ntorch_xla finds no TPU chip"):
+        workers.begin(wait_for_ever)
+
+
 def write_facts(config: dict[str, Any]) -> None:
     import horovod_tune
     from horovod_tune.session import session

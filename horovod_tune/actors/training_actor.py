@@ -281,6 +281,9 @@ class TrainingActor:
 
     def _receive(self, message: dict[str, Any]) -> None:
         match message:
+            case {"kind": "report" | "pickled_report"} if self._number != 0:
+                if (process := self._rank) is not None:
+                    process.kill("it sent a report, which only rank 0 may do")
             case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "pickled_report", "index": index, "pickled": metrics, "checkpoint_path": path}:

@@ -105,8 +105,8 @@ class Rank:
     def __init__(self, start: RankStart) -> None:
         self._backend = start.backend
         self._control = Channel(socket.socket(fileno=start.control), ACTOR_MESSAGES)
-        channel = None if start.channel is None else socket.socket(fileno=start.channel)
-        self._channel = None if channel is None else RankChannel(channel)
+        # Closed by `listen`, as soon as no coordinator has the other end.
+        self._channel = RankChannel(socket.socket(fileno=start.channel))
         self._begin: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         # Of each rank, while its function runs.
         self._trainings: list[Training] = []
@@ -118,9 +118,8 @@ class Rank:
 
     def run(self) -> int:
         threading.Thread(target=self._listen, name="horovod_tune", daemon=True).start()
-        if self._channel is not None:
-            listen = functools.partial(self._channel.listen, self._acknowledge_later)
-            threading.Thread(target=listen, name="horovod_tune reports", daemon=True).start()
+        listen = functools.partial(self._channel.listen, self._acknowledge_later)
+        threading.Thread(target=listen, name="horovod_tune reports", daemon=True).start()
         begin: RankBegin = pickle.loads(self._begin.get())
         rank_infos = begin.assignment.rank_infos
         try:
@@ -198,7 +197,7 @@ class Rank:
             self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
 
     def _send_report(self, report: Report) -> None:
-        if self._channel is not None and self._channel.report(self._run, report):
+        if self._channel.report(self._run, report):
             return
         try:
             self._control.send("report", run=self._run, **vars(report))

@@ -9,12 +9,23 @@ import traceback
 from horovod_tune.errors import exception_chain
 from horovod_tune.rank.imports import is_installed, top_level
 
+# The functions of Ray Train that have no namesake in Ray Tune.
+_OF_RAY_TRAIN = ("get_dataset_shard", "get_device", "get_devices", "prepare_model", "prepare_data_loader")
+
 
 def advice_on(error: BaseException) -> str:
     """Return a line or two to print below the traceback of ``error``; empty if there is no advice."""
     if isinstance(error, SystemExit):
         return _advice_on_exit(error)
     for each in exception_chain(error):
+        if _is_of_ray_train(each):
+            return (
+                "\nFunctions of Ray Train do not work in a rank of horovod_tune. Use torch.device('cuda', "
+                "get_world().gpu) for get_device; DistributedDataParallel or hvd.DistributedOptimizer for "
+                "prepare_model; a DataLoader with a DistributedSampler for prepare_data_loader; "
+                "dataset.split(get_world().size)[get_world().rank], of a dataset in config, for "
+                "get_dataset_shard; and report, get_checkpoint and get_world of horovod_tune.\n"
+            )
         if isinstance(each, FileNotFoundError):
             return _advice_on_missing_file(each)
         text = str(each) if isinstance(each, pickle.PicklingError | AttributeError | RuntimeError) else ""
@@ -26,6 +37,14 @@ def advice_on(error: BaseException) -> str:
                 "use 'fork', and save model.state_dict().\n"
             )
     return ""
+
+
+def _is_of_ray_train(error: BaseException) -> bool:
+    """Return True if Ray Train has raised ``error``, or one of its functions was looked for in ray.tune."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_its_own = bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("ray.train.")
+    is_missing = isinstance(error, AttributeError) and "module 'ray.tune' has no attribute" in str(error)
+    return is_its_own or (is_missing and getattr(error, "name", None) in _OF_RAY_TRAIN)
 
 
 def _advice_on_exit(error: SystemExit) -> str:

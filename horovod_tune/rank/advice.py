@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import traceback
+from bdb import BdbQuit
 
 from horovod_tune.errors import exception_chain
 from horovod_tune.rank.imports import is_installed, top_level
@@ -18,6 +19,11 @@ def advice_on(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return _advice_on_exit(error)
     for each in exception_chain(error):
+        if _is_of_debugger(each):
+            return (
+                "\nbreakpoint() needs a terminal, which a rank does not have. Attach a debugger to the rank: "
+                "debugpy.listen(5678 + get_world().rank); debugpy.wait_for_client()\n"
+            )
         if _is_of_ray_train(each):
             return (
                 "\nFunctions of Ray Train do not work in a rank of horovod_tune. Use torch.device('cuda', "
@@ -37,6 +43,12 @@ def advice_on(error: BaseException) -> str:
                 "use 'fork', and save model.state_dict().\n"
             )
     return ""
+
+
+def _is_of_debugger(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = {frame.f_globals.get("__name__") for frame in frames}
+    return isinstance(error, BdbQuit) or not modules.isdisjoint({"ray.util.rpdb", "ray.util.debugpy"})
 
 
 def _is_of_ray_train(error: BaseException) -> bool:

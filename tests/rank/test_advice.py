@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import pickle
 import signal
 import sys
@@ -126,3 +127,16 @@ def test_functions_of_ray_train_have_a_line_with_what_to_use() -> None:
         with pytest.raises((RuntimeError, AttributeError)) as caught:
             call()
         assert ("get_world().gpu) for get_device" in advice_on(caught.value)) == is_of_train
+
+
+def test_a_breakpoint_is_explained_with_how_to_attach_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray sets this in its workers, and ranks have their environment.
+    for hook in ("ray.util.rpdb.set_trace", ""):
+        monkeypatch.setenv("PYTHONBREAKPOINT", hook)
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+
+        def debug() -> None:
+            breakpoint()
+            raise ValueError("not reached")
+
+        assert "debugpy.listen(5678 + get_world().rank)" in advice_of(debug)

@@ -17,6 +17,7 @@ import json
 import pickle
 import resource
 import selectors
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from typing import Any
 
 from benchmarks.scale_rendezvous import RANKS_PER_HOST
 from horovod_tune.actors import ranks
-from horovod_tune.channel.report_channel import CoordinatorChannel, Listener, RankChannel, connect
+from horovod_tune.channel.report_channel import CoordinatorChannel, Listener, RankChannel, hand_over
 from horovod_tune.coordinator import slots, workers
 from horovod_tune.coordinator import world as world_module
 from horovod_tune.coordinator.coordinator import Coordinator
@@ -171,10 +172,17 @@ def _player(part: str, tokens: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
+def _connected(token: Any) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        hand_over(token, theirs)
+    return ours
+
+
 def play_first() -> None:
     """Simulate rank 0: report, wait until the report may return, report again."""
     (token,) = pickle.load(sys.stdin.buffer)
-    channel = RankChannel(connect(token))
+    channel = RankChannel(_connected(token))
     allowed, changed = [0.0], threading.Condition()
 
     def on_ack(run: int, index: float, checkpoint: Any) -> None:
@@ -193,7 +201,7 @@ def play_first() -> None:
 
 def play_others() -> None:
     """Simulate all other ranks of this host: receive and discard."""
-    ends = [connect(token) for token in pickle.load(sys.stdin.buffer)]
+    ends = [_connected(token) for token in pickle.load(sys.stdin.buffer)]
     print("connected", flush=True)
     with selectors.DefaultSelector() as selector:
         for end in ends:

@@ -6,8 +6,11 @@ Runs in the driver, for trainables of `DistributedTrainableCreator` only, howeve
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import math
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -24,7 +27,12 @@ from horovod_tune.analysis.experiment_metadata import space_metadata, write_end,
 from horovod_tune.backends import placement_of
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import MetricNotReported, SpecError
-from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
+from horovod_tune.function.training_function import (
+    RESOURCE_ARGUMENTS,
+    check_config,
+    function_name,
+    unwrapped,
+)
 from horovod_tune.function.variables import unpicklable
 from horovod_tune.ray_compat import queries, schedules
 from horovod_tune.ray_compat.patches import tune_run
@@ -32,6 +40,10 @@ from horovod_tune.trainable import DistributedTrainable, is_distributed
 
 logger = logging.getLogger(__name__)
 
+_NO_METRIC = (
+    'no metric: to find the best trial, write tune.run(..., metric="loss", mode="min") or '
+    'TuneConfig(metric="loss", mode="min")'
+)
 # With `num_to_keep` and short epochs Tune logs this every second, in three lines; once per search is enough.
 _SNAPSHOTS = "Experiment state snapshotting has been triggered"
 # Log lines that are left out. The first two give the results' path and the failed trials, which our summary
@@ -95,6 +107,29 @@ def warn_of_unused_samples(num_samples: int) -> None:
     )
 
 
+@best_effort_callback("the warning about trials that start over")
+class TrialsThatStartOver(Callback):
+    """Warns, once per search, of a trial that a scheduler has paused and that has no checkpoint."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = type(scheduler).__name__
+        self._started: set[str] | None = set()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if self._started is None or trial.checkpoint is not None or trial.num_failures:
+            return
+        if trial.trial_id not in self._started or TRAINING_ITERATION not in (trial.last_result or {}):
+            self._started.add(trial.trial_id)
+            return
+        self._started = None
+        logger.warning(
+            "Trial %s starts over: it was paused and has saved no checkpoint. With %s, save them: "
+            "report(..., checkpoint=directory).",
+            trial,
+            self._scheduler,
+        )
+
+
 @best_effort_callback("writing the metadata of the experiment")
 class ExperimentMetadata(Callback):
     """Writes a search's metadata to its folder when the first trial starts; at the end, marks it as ended."""
@@ -126,6 +161,9 @@ def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[
     given = tune_run.trainables_of(run_or_experiment)
     ours = [trainable for trainable, _ in given if is_distributed(trainable)]
     if not ours:
+        with best_effort("the hint on DistributedTrainableCreator"):
+            for hint in filter(None, (hint_for(trainable) for trainable, _ in given)):
+                logger.warning(hint)
         yield arguments
         return
     specs = [{name: arguments.get(name) for name in ("config", "resources_per_trial")}]
@@ -140,6 +178,8 @@ def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[
             with best_effort("showing the progress"):
                 where = queries.cluster_size() or "starting Ray"
                 print(f"searching with {_describe(ours[0])}: {where}", flush=True)
+                if compares_without_metric(arguments, config):
+                    print(_NO_METRIC, flush=True)
         changed = _settings(arguments, config, quiet=quiet)
         with best_effort("preflight"):
             changed["callbacks"] += _preflights(ours)
@@ -155,6 +195,42 @@ def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[
         if unfit := unpicklable("config", config or {}, _copied_and_pickled, cure, "config"):
             raise unfit from error
         raise
+
+
+def hint_for(trainable: Any) -> str:
+    """Return what to write if a function was passed to Tune that needs DistributedTrainableCreator; or ""."""
+    function = unwrapped(trainable)
+    if not inspect.isfunction(function):
+        return ""
+    name, used = function_name(function), function.__code__.co_names
+    modules = [*used, *(getattr(function.__globals__.get(each), "__name__", "") for each in used)]
+    why = ""
+    try:
+        calls = re.findall(r"\b(\w+)\.report\(\s*(?:\*\*|\w+\s*=[^=])", inspect.getsource(function))
+    except OSError:  # typed into an interpreter
+        calls = []
+    if any(function.__globals__.get(owner) is sys.modules.get("ray.tune") for owner in calls):
+        why = "reports by keywords, while Tune's own functions must report a dictionary"
+    if any(module.partition(".")[0] == "horovod" for module in modules):
+        why = "uses Horovod, but each of its trials will be a single process"
+    wrapped = f"horovod_tune.DistributedTrainableCreator({name}, num_slots=2)"
+    return f"{name} {why}: pass {wrapped} to Tune instead of {name}" if why else ""
+
+
+def compares_without_metric(arguments: dict[str, Any], config: Any) -> bool:
+    """Return True if a search of several trials has no metric by which to compare them."""
+    search: Any = arguments.get("search_alg")
+    while getattr(search, "searcher", None) is not None:
+        search = search.searcher
+    several = arguments.get("num_samples", 1) != 1 or search is not None or bool(_searched(search, config))
+    # `BayesOptSearch` may have a list of metrics.
+    return several and not (tune_run.metric_and_mode(arguments)[0] or getattr(search, "metric", None))
+
+
+def _searched(search: Any, config: Any) -> list[str]:
+    """Return the flat names of the hyperparameters."""
+    space = schedules.space_of(search)
+    return list(space_metadata({**(config or {}), **(space if isinstance(space, dict) else {})})["space"])
 
 
 def _copied_and_pickled(part: Any) -> bytes:
@@ -225,6 +301,7 @@ def _prepare_search(arguments: dict[str, Any]) -> None:
 def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool) -> dict[str, Any]:
     metric, mode = tune_run.metric_and_mode(arguments)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), UnusedArguments(arguments)]
+    callbacks.append(TrialsThatStartOver(arguments.get("scheduler")))
     changed = {**arguments, "callbacks": callbacks, "config": _with_python_numbers(arguments.get("config"))}
     _prepare_search(changed)
     with best_effort("writing the metadata of the experiment"):
@@ -239,6 +316,10 @@ def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool) -> dict[st
             known = metric is not None and mode in ("min", "max")  # Tune rejects other modes itself
             if not any(isinstance(each, ProgressCallback) for each in callbacks):
                 callbacks.append(ProgressCallback(metric, mode) if known else ProgressCallback())
+            for each in callbacks:
+                if isinstance(each, ProgressCallback):
+                    each.searched = _searched(arguments.get("search_alg"), config)
+                    each.ends = schedules.end_of(arguments.get("scheduler"))
     return changed
 
 
@@ -269,5 +350,6 @@ def search_metadata(
         "time_budget_s": budget.total_seconds() if hasattr(budget, "total_seconds") else budget,
         "searcher": schedules.describe_searcher(search),
         "scheduler": schedules.describe_scheduler(scheduler),
+        "ends": schedules.end_of(scheduler),
         **space_metadata({**(config or {}), **(space if isinstance(space, dict) else {})}),
     }

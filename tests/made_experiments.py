@@ -179,7 +179,7 @@ def written(analysis: Analysis, folder: Path) -> Path:
             "relative_logdir": place.name,
             "experiment_tag": f"{trial.number}_x",
             "custom_trial_name": None,
-        }
+        } | ({} if trial.stop is None else {"stopping_criterion": trial.stop})
         run = {
             "start_time": trial.start_time,
             "last_result": trial.last_result,

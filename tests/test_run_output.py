@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,12 @@ from ray import tune
 from ray._private.worker import print_to_stdstream
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, ResourceChangingScheduler
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    ResourceChangingScheduler,
+)
 from ray.tune.search import ConcurrencyLimiter
 
 from horovod_tune import DistributedTrainableCreator, report
@@ -26,6 +32,7 @@ from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
 from horovod_tune.run_settings import (
     ExperimentMetadata,
     SilentTrials,
+    TrialsThatStartOver,
     UnusedArguments,
     prepare,
     search_metadata,
@@ -187,8 +194,105 @@ def test_numpy_numbers_in_a_space_stay_an_ordered_range(new_output):
 def test_output_that_the_user_chose_stays(new_output, chosen):
     prepared = settings(**chosen)
     assert prepared.items() >= chosen.items()
-    kinds = [SilentTrials, UnusedArguments, ExperimentMetadata]
+    kinds = [SilentTrials, UnusedArguments, TrialsThatStartOver, ExperimentMetadata]
     assert [type(each) for each in prepared["callbacks"]] == kinds
+
+
+def test_a_search_without_a_metric_says_so_when_it_starts(new_output, capsys):
+    space = {"x": tune.choice([1, 2])}
+    several = [
+        {"config": space},
+        {"num_samples": 2},
+        {"search_alg": ConcurrencyLimiter(BayesOptSearch(space), 2)},
+    ]
+    for arguments in several:
+        settings(**arguments)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].startswith("no metric: to find the best trial, write tune.run(..., metric="), (
+            arguments
+        )
+    two = BayesOptSearch(space, metric=["a", "b"], mode=["min", "max"])
+    for arguments in (
+        {"config": {"epochs": 3}},  # one trial
+        {"config": space, "metric": "x", "mode": "min"},
+        {"num_samples": 2, "scheduler": ASHAScheduler(metric="x", mode="min")},
+        {"num_samples": 2, "search_alg": ConcurrencyLimiter(two, 2)},
+    ):
+        settings(**arguments)
+        assert "no metric" not in capsys.readouterr().out, arguments
+
+
+def reports_by_keywords(config):
+    tune.report(mean_loss=config["x"])
+
+
+def reports_a_dictionary(config):
+    tune.report({"mean_loss": config["x"]}, checkpoint=None)
+
+
+def uses_horovod(config):
+    import horovod.torch as hvd
+
+    hvd.init()
+    tune.report({"loss": hvd.rank()})
+
+
+def test_a_function_that_needs_the_creator_and_is_passed_without_it_gets_a_hint(caplog):
+    def hints(function):
+        caplog.clear()
+        with search(function):
+            return [record.getMessage() for record in caplog.records]
+
+    cure = "pass horovod_tune.DistributedTrainableCreator({0}, num_slots=2) to Tune instead of {0}"
+    (hint,) = hints(reports_by_keywords)
+    assert (
+        hint.startswith("reports_by_keywords reports by keywords")
+        and cure.format("reports_by_keywords") in hint
+    )
+    (hint,) = hints(partial(uses_horovod))
+    assert hint.startswith("uses_horovod uses Horovod") and cure.format("uses_horovod") in hint
+    for harmless in (reports_a_dictionary, train, lambda config: {"loss": 1.0}, "no such name", print):
+        assert not hints(harmless), harmless
+
+
+def test_the_hint_needs_no_import_but_that_of_our_searcher():
+    program = "import horovod_tune.search; from ray import tune; print(tune.run.__code__.co_name)"
+    assert run_python("-c", program).stdout.split()[-1] == "_call"
+
+
+def test_a_trial_that_starts_over_because_it_was_paused_without_a_checkpoint_is_warned_of_once(caplog):
+    def tune_trial(name, **more):
+        about = {"trial_id": name, "checkpoint": None, "num_failures": 0, "last_result": {}}
+        return SimpleNamespace(**about | more)
+
+    warning = TrialsThatStartOver(MedianStoppingRule())
+    saved = tune_trial("saved", checkpoint="/c")
+    trials = [
+        saved,
+        tune_trial("failed", num_failures=1),
+        tune_trial("a"),
+        tune_trial("b"),
+        tune_trial("new"),
+    ]
+    for trial in trials:
+        warning.on_trial_start(0, trials, trial)
+    for trial in trials[:-1]:
+        trial.last_result = {"training_iteration": 2}
+    for _ in range(2):
+        for trial in trials:
+            warning.on_trial_start(0, trials, trial)
+    (record,) = caplog.records
+    assert (
+        "starts over: it was paused and has saved no checkpoint. With MedianStoppingRule"
+        in record.getMessage()
+    )
+
+
+def test_the_progress_knows_the_hyperparameters_and_the_schedulers_end(new_output):
+    space = {"x": tune.uniform(0, 1), "net": {"a": tune.sample_from(lambda _: 1)}, "constant": 3}
+    given = settings(config=space, scheduler=ASHAScheduler(max_t=7), metric="loss", mode="min")
+    (shown,) = [each for each in given["callbacks"] if isinstance(each, ProgressCallback)]
+    assert shown.searched == ["x", "net/a"] and shown.ends == {"training_iteration": 7.0}
 
 
 def test_metric_and_mode_are_known_wherever_they_were_given():

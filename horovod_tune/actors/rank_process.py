@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import selectors
@@ -26,8 +27,11 @@ from horovod_tune.actors.host_template import HostTemplate
 from horovod_tune.actors.rank_output import RankOutput
 from horovod_tune.channel.framing import RANK_MESSAGES, Channel
 from horovod_tune.channel.packing import MalformedMessage
+from horovod_tune.channel.report_channel import ChannelToken, hand_over
 from horovod_tune.errors import encodable
 from horovod_tune.rank.template import TEMPLATE_VARIABLE
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 _LAST_LINES = 20
@@ -49,8 +53,11 @@ class RankProcess:
     ) -> None:
         self._on_message, self._methods = on_message, methods
         self.output = RankOutput()
-        ours, self._theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         self.control = Channel(ours, RANK_MESSAGES)
+        # The coordinator's end of the rank's channel, until it is handed over.
+        self.channel, channel_end = socket.socketpair()
+        self._theirs = theirs, channel_end
         self.pid = 0
         # The exit status, or the negative number of the signal that ended the process; None while it runs.
         self.status: int | None = None
@@ -66,16 +73,28 @@ class RankProcess:
         # The calls of the rank that are being answered.
         self.unanswered: set[int] = set()
 
-    def start(self, template: HostTemplate, channel: socket.socket | None) -> None:
-        """Fork the process; ``channel`` is its connected socket to the coordinator, if it has one."""
-        descriptors = [self._theirs.fileno(), self.output.write_end]
+    def start(self, template: HostTemplate) -> None:
+        """Fork the process; raises as `HostTemplate.start_rank`."""
+        control, channel = self._theirs
         try:
-            self.pid = template.start_rank(descriptors + ([channel.fileno()] if channel else []))
+            self.pid = template.start_rank([control.fileno(), self.output.write_end, channel.fileno()])
         finally:
-            self._theirs.close()
+            control.close()
+            channel.close()
             os.close(self.output.write_end)
-            if channel is not None:
-                channel.close()
+
+    def hand_over_channel(self, token: ChannelToken | None) -> bool:
+        """Give the coordinator its end of the rank's channel; return False if reports go through Ray."""
+        with self.channel:
+            if token is None:
+                return False
+            try:
+                hand_over(token, self.channel)
+            except OSError as error:
+                # The coordinator may be in another container, for example.
+                logger.warning("reports go through Ray: the coordinator cannot be reached: %s", error)
+                return False
+            return True
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message, unless the process has ended, which is reported by its end."""
@@ -151,6 +170,7 @@ class RankProcess:
             with contextlib.suppress(Exception):  # it has been answered at this moment
                 answer.set_exception(RuntimeError(f"the rank's process {self.pid} has ended"))
         self.control.close()
+        self.channel.close()
 
     def is_suspended(self) -> bool:
         """Return True if a signal has stopped the process."""
@@ -191,10 +211,10 @@ class Supervisor:
         self.is_lost = False
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
-    def start(self, rank: RankProcess, channel: socket.socket | None = None) -> None:
+    def start(self, rank: RankProcess) -> None:
         """Start a rank's process; raises as `HostTemplate.start_rank`."""
         with self._starting:  # so that its end is not handled before it is known
-            rank.start(self._template, channel)
+            rank.start(self._template)
             self._ranks[rank.pid] = rank
             for each in (rank.control, rank.output):
                 self._selector.register(each, selectors.EVENT_READ, rank)

@@ -10,7 +10,6 @@ otherwise this actor hands it on in the reply to the next `poll` (`coordinator/w
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pickle
 import socket
@@ -26,7 +25,8 @@ from horovod_tune.actors.outbox import Outbox
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.actors.rank_process import RankProcess, Supervisor
 from horovod_tune.actors.ranks import interfaces
-from horovod_tune.channel.report_channel import ChannelToken, connect
+from horovod_tune.channel.report_channel import ChannelToken
+from horovod_tune.errors import StartFailed
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     Assignment,
@@ -51,8 +51,6 @@ from horovod_tune.rank.template import TEMPLATE_VARIABLE
 from horovod_tune.ray_compat import queries
 from horovod_tune.ray_compat.patches.actors import LIGHTNING_VARIABLE
 from horovod_tune.transfer.host_copies import HostCopies, ask_node
-
-logger = logging.getLogger(__name__)
 
 # `poll` waits in one thread while others run the methods below.
 METHODS_AT_ONCE = 8
@@ -82,6 +80,8 @@ class TrainingActor:
         self._preparing = threading.Lock()
         # The process of the current trial; None before it starts, and once it has ended.
         self._rank: RankProcess | None = None
+        # That of the next trial, once the function has ended.
+        self._spare: RankProcess | None = None
         # The ranks whose training function runs: from its start until its end is known.
         self.running: set[int] = set()
         # The process's rank, or the first of two.
@@ -93,6 +93,8 @@ class TrainingActor:
 
     def describe(self) -> WorkerInfo:
         self._prepare()
+        if self._rank is None:
+            self._fork_ahead()
         return WorkerInfo(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
@@ -114,22 +116,25 @@ class TrainingActor:
             return self._supervisor
 
     def start_process(self, token: ChannelToken | None = None) -> RankProcess:
-        """Start the process of the next trial; raises StartFailed as `HostTemplate`."""
-        supervisor, channel = self._prepare(), None
-        if token is not None:
-            try:
-                channel = connect(token)
-            except OSError as error:
-                # The coordinator may be in another container, for example.
-                logger.warning(
-                    "reports go through Ray: cannot connect to the coordinator directly: %s", error
-                )
+        """Return the process of the next trial; raises StartFailed as `HostTemplate`."""
+        spare, self._spare = self._spare, None
+        if spare is None or spare.has_ended.is_set():
+            spare = self._fork()
+        spare.hand_over_channel(token)
         self.running = set()
-        self._rank = rank = RankProcess(
-            self._receive, {"fetch": self._fetch, "stall_report": self._stall_report}
-        )
-        supervisor.start(rank, channel)
+        self._rank = spare
+        return spare
+
+    def _fork(self) -> RankProcess:
+        rank = RankProcess(self._receive, {"fetch": self._fetch, "stall_report": self._stall_report})
+        self._prepare().start(rank)
         return rank
+
+    def _fork_ahead(self) -> None:
+        """Fork the process of the next trial while Tune handles the end of this one, which takes as long."""
+        if self._spare is None:
+            with contextlib.suppress(StartFailed):  # `start_process` tries again
+                self._spare = self._fork()
 
     def serve_store(self, host: str, token: ChannelToken | None) -> int:
         """Make the rank open the store of its next world; return its port. For `torch_dist`."""
@@ -306,6 +311,8 @@ class TrainingActor:
             self.running.discard(message.rank)
             self.send_log()
             self._outbox.put(message)
+            if isinstance(message, Finished) and not self.running:
+                self._fork_ahead()
 
     def _record_end(self, rank: RankProcess) -> None:
         """Report ranks whose process has ended without having said how their functions ended."""

@@ -120,17 +120,17 @@ def _standard_output() -> TextIO:
 
 
 def _report(args: argparse.Namespace, analysis: Analysis) -> int:
-    from horovod_tune.analysis.printable import one_line
+    from horovod_tune.analysis.printable import counted, one_line
     from horovod_tune.analysis.report import write_report
     from horovod_tune.analysis.report.page import render
 
-    if args.metric or (analysis.reported_numbers and not (args.pareto or analysis.record.front)):
-        analysis.require_metric()
+    _require_named_metric(args, analysis)
     if args.output == "-":
         _standard_output().write(render(analysis, pareto=args.pareto))
     else:
         place = write_report(analysis, args.output, pareto=args.pareto)
-        print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
+        trials, size = counted(len(analysis.trials), "trial"), f"{place.stat().st_size / 1e6:.1f} MB"
+        print(f"{one_line(str(place))}: {trials}, {size}")
     if not analysis.has_best:
         _print_error(f"the report has no curves: {analysis.no_best_reason}")
     for problem in analysis.problems:

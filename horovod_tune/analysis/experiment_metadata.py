@@ -153,6 +153,7 @@ def run_metadata(data: bytes) -> dict[str, Any]:
         "time_budget_s": number_or_none(written.get("time_budget_s")),
         "domains": {name: _domain(mapping(one)) for name, one in mapping(written.get("space")).items()},
         "constants": mapping(written.get("constants")),
+        "ends": mapping(written.get("ends")),
         "resources": tuple(map(_amounts, resources)) if isinstance(resources, list) else (),
     }
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pyarrow.fs import FileType
 
 from horovod_tune.analysis.experiment_metadata import searcher_metadata
 from horovod_tune.analysis.reader.folders import has_uri, shown_place
+from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.scoring import kept, non_dominated, value_of
 from horovod_tune.analysis.trial_details import error_line
 
@@ -41,17 +43,31 @@ def last_screen(trials: Sequence[Any], progress: Progress) -> str:
     with suppress(OSError, TypeError, ValueError):  # `analyze` reports the problem
         metadata = searcher_metadata(states[-1].read_bytes()) if states else {}
     limits, front = metadata.get("limits", ()), metadata.get("front")
-    filesystem = trials[0].storage.storage_filesystem
-    folder = shown_place(filesystem, str(trials[0].storage.experiment_fs_path))
+    filesystem, path = trials[0].storage.storage_filesystem, str(trials[0].storage.experiment_fs_path)
+    folder = shown_place(filesystem, path)
     keeping = [trial for trial in trials if kept([_last_known(trial)], limits)[0]]
     within = " and ".join(map(str, limits))
     if front:
         found = _front(keeping, len(trials), front, f" within {within}" if within else "")
     else:
         found = _best(keeping, progress, within)
+    name = "NAME"
+    if not front and progress.metric is None:
+        numbers = dict.fromkeys(name for trial in trials for name in trial.metric_analysis)
+        reported = [name for name in numbers if name not in TUNES_OWN]
+        name = reported[0] if len(reported) == 1 else name
+        names = f" (reported: {', '.join(reported[:8])})" if len(reported) > 1 else ""
+        found = [("best trial", f'not known: write metric="{name}" and mode="min" or "max"{names}')]
     rows = [*found, ("results", folder)]
+    if progress.count("interrupted", "paused", "restarting", "waiting"):
+        has_tuner = filesystem.get_file_info(f"{path}/tuner.pkl").type == FileType.File
+        again = f"tune.Tuner.restore({folder!r}, trainable).fit()"
+        if not has_tuner:
+            place, _, experiment = folder.rpartition("/")
+            again = f"tune.run(trainable, name={experiment!r}, storage_path={place!r}, resume=True)"
+        rows.append(("to continue", again))
     if filesystem.type_name == "local" or has_uri(filesystem):
-        more = "" if front or progress.metric else " --metric NAME --mode min|max"
+        more = "" if front or progress.metric else f" --metric {shlex.quote(name)} --mode min|max"
         rows.append(("see more", f"horovod-tune show {shlex.quote(folder)}{more}"))
         rows.append(("", f"horovod-tune report {shlex.quote(folder)} -o report.html{more}"))
         rows.append(("", f"in Python: horovod_tune.analyze({folder!r})"))
@@ -82,11 +98,12 @@ def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[
         of = f" has a finite {metric} and" if metric else ""
         return [("best trial", f"none: no trial's last report{of} meets {within}")] if within else []
     value, best = (max if progress.mode == "max" else min)(finite, key=itemgetter(0))
-    text = f"{best.trial_id}, {metric} {value:.6g} at its last report"
+    digits = progress.digits
+    text = f"{best.trial_id}, {metric} {value:.{digits}g} at its last report"
     rows = [("best trial", f"{text}, within {within}" if within else text)]
     if not within and progress.best_value != value:
         of = "from this trial" if progress.best_trial == best.trial_id else f"from {progress.best_trial}"
-        rows.append(("", f"(the best {metric} in any report was {progress.best_value:.6g}, {of})"))
+        rows.append(("", f"(the best {metric} in any report was {progress.best_value:.{digits}g}, {of})"))
     config = repr((best.last_result or {}).get("config") or best.config)
     if len(config) > _LONGEST_CONFIG:
         config = f"{len(config)} characters long: print horovod_tune.analyze(...).best_config"

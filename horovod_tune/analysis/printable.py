@@ -38,6 +38,33 @@ def _written_out(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
 
+def counted(number: int, noun: str) -> str:
+    """
+    >>> counted(1, "trial"), counted(2000, "trial")
+    ('1 trial', '2,000 trials')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def digits_for(values: Sequence[float] | np.ndarray, least: int) -> int:
+    """Return how many significant digits tell typical values apart, at least `least`.
+
+    >>> digits_for([0.25, 0.5], 5), digits_for([1e8, 1e8 + 20], 5)
+    (5, 11)
+    """
+    finite = np.asarray(values, dtype=float)
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
+        return least
+    with np.errstate(over="ignore"):  # values near the largest float
+        # A diverged trial must not hide how close the others are.
+        apart = float(np.subtract(*np.quantile(finite, [0.75, 0.25])) or np.ptp(finite))
+        size = float(np.abs(finite).max()) if apart == np.ptp(finite) else float(np.abs(np.median(finite)))
+    if not 0 < apart < size < math.inf:
+        return least
+    return min(17, max(least, math.ceil(math.log10(size / apart)) + 3))
+
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 

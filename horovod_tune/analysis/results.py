@@ -16,7 +16,7 @@ import pandas as pd
 
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.pareto import ParetoFront, pareto_front
-from horovod_tune.analysis.printable import one_line
+from horovod_tune.analysis.printable import counted, digits_for, one_line
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
@@ -34,6 +34,7 @@ from horovod_tune.errors import HorovodTuneError
 
 # Does not match checkpoint_000001.part, an incomplete copy.
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
+_UNRANKED = 8  # at most this many metrics are shown if none is known to compare trials by
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s: if two copies are missing, the search has ended
 
 
@@ -69,7 +70,7 @@ class Analysis:
         self.scope = scope
 
     def __repr__(self) -> str:
-        return f"<Analysis of {self.name!r}: {len(self.trials)} trials, {self.state}>"
+        return f"<Analysis of {self.name!r}: {counted(len(self.trials), 'trial')}, {self.state}>"
 
     @property
     def state(self) -> str:
@@ -97,7 +98,8 @@ class Analysis:
         if self.metric is None or self.mode is None:
             known = {"metric": self.metric, "mode": self.mode}
             missing = " and ".join(name for name, value in known.items() if not value)
-            name = one_line(self.metric or "NAME")
+            only = self.reported_numbers[0] if len(self.reported_numbers) == 1 else "NAME"
+            name = one_line(self.metric or only)
             front = " and ".join(map(one_line, self.record.front))
             why = f"does not record its {missing}"
             if self.metric and self.record.metric and self.metric != self.record.metric:
@@ -135,6 +137,18 @@ class Analysis:
             flat = frames.flatten({key: value})
             names |= {name: None for name, number in flat.items() if as_number(number) is not None}
         return tuple(name for name in names if name not in TUNES_OWN)
+
+    def unranked(self) -> dict[str, list[float | None]]:
+        """Return each trial's last numbers by name, to show them if no metric is known; {} if one is."""
+        if self.metric is not None:
+            return {}
+        return {
+            name: [
+                next((v for row in reversed(trial.reports) if (v := value_of(row, name)) is not None), None)
+                for trial in self.trials
+            ]
+            for name in self.reported_numbers[:_UNRANKED]
+        }
 
     @property
     def _reported_text(self) -> str:
@@ -265,6 +279,10 @@ class Analysis:
     def best_value(self) -> float:
         """The value of the metric with which the best trial won."""
         return float(self.values[self._best])
+
+    def value_text(self, value: float, digits: int = 6) -> str:
+        """Return a value of the metric as text, with as many digits as tell the trials apart."""
+        return f"{value:.{digits_for(self.values, digits)}g}"
 
     @property
     def best_result(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -80,7 +79,7 @@ def _best(analysis: Analysis, is_live: bool) -> list[RenderableType]:
     if not analysis.has_best:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text.assemble(
-        _safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"),
+        _safe(f"best {analysis.metric} {analysis.value_text(analysis.best_value)}", "bold green"),
         _safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"),
     )
     written = printable(python_text(analysis.best_config)).split("\n")
@@ -115,7 +114,7 @@ class _Column:
 def _table(analysis: Analysis, rows: int, width: int) -> Table:
     order = analysis.ranked[:rows]
     trials = [analysis.trials[number] for number in order]
-    status = _Column("status", [_safe(t.status.lower(), _STYLES.get(t.status, "")) for t in trials])
+    status = _Column("status", [_safe(t.shown_status, _STYLES.get(t.status, "")) for t in trials])
     iterations = _Column("it", [Text(str(iterations_of(trial) or "")) for trial in trials], True)
     columns = [_Column("trial", [_safe(trial.trial_id) for trial in trials]), status]
     spare = [status, iterations]  # left out in this order if the screen is too narrow
@@ -123,10 +122,15 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         reports = analysis.reports[analysis.reports["known"]]
         curves = [reports.loc[reports["trial"] == number, "value"].to_numpy() for number in order]
         scores = analysis.scores.loc[order]
-        last = _Column(analysis.metric or "", list(map(_number, scores["last"])), True)
-        best = _Column("best", list(map(_number, scores["best"])), True)
+        last = _Column(
+            analysis.metric or "", [_number(analysis.value_text(v, digits=5)) for v in scores["last"]], True
+        )
+        best = _Column("best", [_number(analysis.value_text(v, digits=5)) for v in scores["best"]], True)
         curve = _Column("curve", [Text(sparkline(curve, 16), style="cyan") for curve in curves])
         columns, spare = [*columns, last, best, curve], [curve, *spare, best]
+    for name, numbers in analysis.unranked().items():
+        columns.append(_Column(name, [Text(_short(numbers[number])) for number in order], True))
+        spare.insert(0, columns[-1])
     columns.append(iterations)
     found = varying_parameters(analysis)
     columns += [_Column(one.name, [_safe(_short(one.values[number])) for number in order]) for one in found]
@@ -156,8 +160,8 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     return table
 
 
-def _number(value: float) -> Text:
-    return Text(f"{value:.5g}") if math.isfinite(value) else Text("nan", style="dim")
+def _number(text: str) -> Text:
+    return Text("nan", style="dim") if text in ("nan", "inf", "-inf") else Text(text)
 
 
 def _short(value: Any) -> str:

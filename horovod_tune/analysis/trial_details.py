@@ -52,9 +52,10 @@ def iterations_of(trial: TrialRecord) -> int:
     return max((iteration_of(row) or 0 for row in trial.reports), default=0)
 
 
-def config_changes(trial: TrialRecord) -> bool:
-    """Return True if a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
-    return any(row.get("config") != trial.rows[0].get("config") for row in trial.rows[1:])
+def config_changes(trial: TrialRecord) -> list[int]:
+    """Return the reports from which on a trial's hyperparameters are new, as in PopulationBasedTraining."""
+    configs = [row.get("config") for row in trial.rows]
+    return [row for row in range(1, len(configs)) if configs[row] != configs[row - 1]]
 
 
 def config_at(trial: TrialRecord, report: Mapping[str, Any] | None = None) -> dict[str, Any]:

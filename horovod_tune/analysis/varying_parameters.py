@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -77,21 +77,21 @@ def text_of(value: Any) -> str:
 def varying_parameters(analysis: Analysis) -> list[Parameter]:
     """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
     domains = analysis.record.domains
-    flat = [_options(flatten(config), domains) for config in analysis.configs]
+    flat = [flat_config(config, domains) for config in analysis.configs]
     found = []
     for name in dict.fromkeys(name for config in flat for name in config):
         values = tuple(config.get(name) for config in flat)
-        if len({text_of(value) for value in values}) > 1:
+        if len({f"{v:.15g}" if isinstance(v, float) else str(v) for v in values}) > 1:
             found.append(_parameter(name, values, domains.get(name)))
     return found
 
 
-def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """Return a flat configuration; a list is one value, unless its elements have their own ranges."""
+def flat_config(config: Mapping[str, Any], searched: Collection[str]) -> dict[str, Any]:
+    """Return a configuration by flat names; a list is one value, unless its elements are `searched`."""
     found: dict[str, Any] = {}
-    for name, value in config.items():
+    for name, value in flatten(config).items():
         inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
-        if any(f"{name}/{place}" in domains for place in inner):
+        if any(f"{name}/{place}" in searched for place in inner):
             found.update({f"{name}/{place}": element for place, element in inner.items()})
         else:
             found[name] = _ADDRESS.sub("", value) if isinstance(value, str) else value

@@ -4,13 +4,13 @@ Through Ray, a report and its acknowledgement take two calls, a millisecond per 
 on a socket. Reports from other hosts go through Ray, and so does what a socket cannot carry: metrics of
 types that msgpack lacks, reports above `MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
 
-The address is in Linux's abstract namespace, without a file, and exists only while the ranks of one world
-connect. A rank must run as the same user and send the secret that came with its assignment.
+A rank's process inherits its end of the channel; its training actor hands the other end to the coordinator,
+at an address in Linux's abstract namespace, without a file, which exists only while a world begins. The actor
+must run as the same user and send the secret that came with the assignment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import secrets
@@ -32,14 +32,14 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class ChannelToken:
-    """The address that one rank connects to, and the secret that it sends there; valid once."""
+    """The address to which one actor connects, and the secret that it sends there; valid once."""
 
     address: bytes
     secret: bytes
 
 
 class Listener:
-    """Accepts the ranks of one world while they connect, and no longer."""
+    """Accepts the channels of one world's ranks while it begins, and no longer."""
 
     def __init__(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,7 +53,7 @@ class Listener:
         return ChannelToken(self._listener.getsockname(), self._secrets[worker])
 
     def accept(self) -> dict[int, CoordinatorChannel]:
-        """Return the channels to the workers that have connected, by index, and stop listening."""
+        """Return the channels that have been handed over, by the worker's index, and stop listening."""
         channels: dict[int, CoordinatorChannel] = {}
         with self._listener:
             while True:
@@ -61,38 +61,40 @@ class Listener:
                     end, _ = self._listener.accept()
                 except BlockingIOError:
                     return channels
-                worker = self._identify(end)
-                if worker is None:
-                    end.close()
-                else:
-                    channels[worker] = CoordinatorChannel(end)
+                with end:
+                    if (identified := self._identify(end)) is not None:
+                        worker, channel = identified
+                        channels[worker] = CoordinatorChannel(channel)
 
-    def _identify(self, end: socket.socket) -> int | None:
+    def _identify(self, end: socket.socket) -> tuple[int, socket.socket] | None:
         credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(credentials)
         if user != os.geteuid():
             return None
         try:
-            shown = end.recv(_SECRET_BYTES, socket.MSG_DONTWAIT)
+            shown, ends, _, _ = socket.recv_fds(end, _SECRET_BYTES, 1, socket.MSG_DONTWAIT)
         except OSError:
             return None
+        channels = [socket.socket(fileno=each) for each in ends]
         for worker, secret in self._secrets.items():
-            if hmac.compare_digest(secret, shown):
+            if channels and hmac.compare_digest(secret, shown):
                 del self._secrets[worker]
-                return worker
+                return worker, channels[0]
+        for each in channels:
+            each.close()
         return None
 
 
-def connect(token: ChannelToken) -> socket.socket:
-    """Connect a rank to the listener that created ``token``; raise OSError if no process listens there."""
-    with contextlib.ExitStack() as undo:
-        end = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        end.settimeout(CONNECT_S)
-        end.connect(token.address)
-        end.sendall(token.secret)
-        end.settimeout(None)
-        undo.pop_all()
-    return end
+def hand_over(token: ChannelToken, end: socket.socket) -> None:
+    """Give the listener that created ``token`` the coordinator's end of a rank's channel.
+
+    Raises:
+        OSError: no process listens there.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(CONNECT_S)
+        connection.connect(token.address)
+        socket.send_fds(connection, [token.secret], [end.fileno()])
 
 
 class CoordinatorChannel:
@@ -130,7 +132,7 @@ class CoordinatorChannel:
 class RankChannel:
     """The rank's end of its channel. Any thread may send; `listen` needs a thread of its own."""
 
-    def __init__(self, end: socket.socket) -> None:  # see `connect`
+    def __init__(self, end: socket.socket) -> None:
         self._channel = Channel(end, ACKS, MAX_REPORT_BYTES)
 
     def report(self, run: int, report: Report) -> bool:

@@ -75,6 +75,8 @@ class LargeBatchLR(LRScheduler):
         # The exact time in epochs, one step early because the base class's constructor calls `step` once.
         self.epoch = Fraction(-1, self.steps_per_epoch)
         self._reduction = 1.0
+        #: The first group's rate in the last optimiser step; None before the first.
+        self.rate_used: float | None = None
         super().__init__(optimizer)
 
     @property
@@ -86,6 +88,8 @@ class LargeBatchLR(LRScheduler):
 
     def step(self) -> None:  # type: ignore[override]
         """Advance by one optimiser step, and the epoch by 1 / `steps_per_epoch`."""
+        if self.epoch >= 0:
+            self.rate_used = float(self.optimizer.param_groups[0]["lr"])
         self.epoch += Fraction(1, self.steps_per_epoch)
         super().step()
 

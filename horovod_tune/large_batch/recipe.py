@@ -126,8 +126,9 @@ class TrainingSetup:
         return self.accumulator.step()
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics to report: rate, global batch and, once known, noise scale with its interval."""
-        lr = float(self.optimizer.param_groups[0]["lr"])
+        """Return metrics to report: the last step's rate, the global batch and, if known, the noise scale."""
+        used = self.scheduler.rate_used
+        lr = used if used is not None else float(self.optimizer.param_groups[0]["lr"])
         found = {"lr": lr, "global_batch_size": self.split.global_batch_size}
         estimate = self.noise_scale.estimate()
         if estimate is not None:

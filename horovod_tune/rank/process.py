@@ -106,20 +106,21 @@ class Rank:
     def __init__(self, start: RankStart) -> None:
         self._backend = start.backend
         self._control = Channel(socket.socket(fileno=start.control), ACTOR_MESSAGES)
-        channel = None if start.channel is None else socket.socket(fileno=start.channel)
-        self._channel = None if channel is None else RankChannel(channel)
+        # Closed by `listen`, as soon as no coordinator has the other end.
+        self._channel = RankChannel(socket.socket(fileno=start.channel))
         self._begin: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         # Of each rank, while its function runs.
         self._trainings: list[Training] = []
+        # Set once they are there, or could not be made. Other ranks may have reported before.
+        self._has_begun = threading.Event()
         self._forming = threading.Lock()
         self._calls: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
 
     def run(self) -> int:
         threading.Thread(target=self._listen, name="horovod_tune", daemon=True).start()
-        if self._channel is not None:
-            listen = functools.partial(self._channel.listen, self._acknowledge)
-            threading.Thread(target=listen, name="horovod_tune reports", daemon=True).start()
+        listen = functools.partial(self._channel.listen, self._acknowledge_later)
+        threading.Thread(target=listen, name="horovod_tune reports", daemon=True).start()
         begin: RankBegin = pickle.loads(self._begin.get())
         rank_infos = begin.assignment.rank_infos
         try:
@@ -130,6 +131,8 @@ class Rank:
             for each in rank_infos:
                 self._send(HostCopies(), Failed(each.rank, begin.host, FailureKind.RAISED, text))
             return 1
+        finally:
+            self._has_begun.set()
         first, *others = self._trainings
         threads = [threading.Thread(target=each.run, name="horovod_tune rank") for each in others]
         for thread in threads:
@@ -197,7 +200,7 @@ class Rank:
             self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
 
     def _send_report(self, report: Report) -> None:
-        if self._channel is not None and self._channel.report(self._run, report):
+        if self._channel.report(self._run, report):
             return
         try:
             self._control.send("report", run=self._run, **vars(report))
@@ -233,6 +236,10 @@ class Rank:
 
     # What follows runs in the thread that receives from the coordinator or the training actor.
 
+    def _acknowledge_later(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
+        self._has_begun.wait()
+        self._acknowledge(run, index, checkpoint)
+
     def _acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
         for training in self._trainings:
             if run == self._run:  # otherwise it is late, from another trial
@@ -251,6 +258,7 @@ class Rank:
         match message:
             case {"kind": "begin", "pickled": pickled}:
                 self._begin.put(pickled)
+                self._has_begun.wait()  # the next messages are for the trainings
             case {"kind": "call", "id": number, "method": method, "arguments": arguments}:
                 self._answer(number, method, arguments)
             case {"kind": "reply", "id": number, "value": value, "error": error}:

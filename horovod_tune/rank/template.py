@@ -80,7 +80,7 @@ class RankStart:
 
     control: int
     output: int
-    channel: int | None
+    channel: int
     backend: Any
 
 
@@ -375,8 +375,8 @@ def _boot_rank() -> RankStart:
 
 
 def _start_with(descriptors: Sequence[int], backend: Any) -> RankStart:
-    control, output, *channel = descriptors
-    return RankStart(control, output, channel[0] if channel else None, backend)
+    control, output, channel = descriptors
+    return RankStart(control, output, channel, backend)
 
 
 def _read_nothing() -> None:

@@ -26,6 +26,13 @@ def time_attr_of(scheduler: Any) -> str | None:
     return time_attr if has_end and isinstance(time_attr, str) else None
 
 
+def end_of(scheduler: Any) -> dict[str, float]:
+    """Return the value of its time attribute at which a scheduler ends a whole training; {} without one."""
+    name, scheduler = time_attr_of(scheduler), getattr(scheduler, "_base_scheduler", scheduler)
+    end = getattr(scheduler, "_max_t", None) or getattr(scheduler, "_max_t_attr", None)
+    return {name: float(end)} if name is not None and isinstance(end, (int, float)) else {}
+
+
 _SETTINGS = {
     "_max_t": "max_t",
     "_max_t_attr": "max_t",

@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import horovod_tune.creator  # noqa: F401 - for the hint to a function that is passed to Tune without it
 from horovod_tune.errors import HorovodTuneError
 from horovod_tune.search.bayesopt import BayesOptSearch
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement

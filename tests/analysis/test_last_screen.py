@@ -68,8 +68,30 @@ def test_names_that_are_no_paths_of_the_configuration_are_no_reason_to_fail() ->
 
 def test_without_a_metric_the_commands_show_how_to_pass_one() -> None:
     text = last_screen([trial("a", {}, loss=1.0)], search(None, a=[1.0]))
-    assert "best" not in text
+    assert text.startswith('best trial   not known: write metric="NAME" and mode="min" or "max"\n')
     assert "horovod-tune show /results --metric NAME --mode min|max" in text
+    one, other = trial("a", {}, loss=1.0), trial("b", {}, loss=2.0)
+    one.metric_analysis = {"world_size": {"last": 2}, "done": {"last": False}, "my loss": {"last": 1.0}}
+    text = last_screen([one, other], search(None, a=[1.0]))
+    assert text.startswith('best trial   not known: write metric="my loss" and mode="min" or "max"\n')
+    assert "horovod-tune show /results --metric 'my loss' --mode min|max" in text
+    other.metric_analysis = {"acc": {"last": 0.5}}
+    assert "(reported: my loss, acc)" in last_screen([one, other], search(None, a=[1.0]))
+
+
+def test_an_interrupted_search_shows_how_to_continue_it(tmp_path: Any) -> None:
+    one = trial("a", {}, loss=1.0)
+    one.storage.experiment_fs_path = f"{tmp_path}/it's mine"
+    progress = search("min", a=[1.0])
+    progress.trials["a"].state = "done"
+    assert "to continue" not in last_screen([one], progress)
+    progress.trials["a"].state = "interrupted"
+    by_run = f"tune.run(trainable, name={chr(34)}it's mine{chr(34)}, storage_path='{tmp_path}', resume=True)"
+    assert f"to continue  {by_run}\n" in last_screen([one], progress)
+    (tmp_path / "it's mine").mkdir()
+    (tmp_path / "it's mine" / "tuner.pkl").touch()
+    restored = f'tune.Tuner.restore("{tmp_path}/it\'s mine", trainable).fit()'
+    assert f"to continue  {restored}\n" in last_screen([one], progress)
 
 
 def test_failures_come_first_and_are_bounded(tmp_path: Any) -> None:

@@ -24,7 +24,9 @@ from horovod_tune.analysis.progress import Progress
 def tune_trial(name: str, **more: object) -> SimpleNamespace:
     """One of Tune's trials."""
     about = {"status": "RUNNING", "stopping_criterion": {}, "config": {"x": 1}, "checkpoint": None}
-    return SimpleNamespace(trial_id=name, **about | {"evaluated_params": {"x": 1}, "error_file": None} | more)
+    about |= {"evaluated_params": {"x": 1}, "error_file": None}
+    about |= {"latest_checkpoint_result": SimpleNamespace(metrics={"training_iteration": 4})}
+    return SimpleNamespace(trial_id=name, **about | more)
 
 
 def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace:
@@ -113,7 +115,7 @@ def test_lines_have_what_is_known_and_no_more():
     progress.reported("t0", {"loss": 0.5, "training_iteration": 4}, 20.0)
     assert trial.text("loss", 20.0) == "t0 running · iteration 4 of 10 · loss 0.5 · 20 s"
     trial.stop("failed", 25.0)
-    assert "1 trials ended · 1 running · 1 failed" in progress.summary(25.0)
+    assert "1 trial ended · 1 running · 1 failed" in progress.summary(25.0)
     assert progress.summary(25.0).endswith("best loss 0.5 (t0)")
 
 
@@ -193,15 +195,80 @@ def test_a_trial_that_pauses_and_continues_is_shown():
     trials[0].status, trials[0].config = "RUNNING", {"x": 5}
     callback.on_trial_start(2, trials, trials[0])
     callback.on_step_end(2, trials)
-    assert "a continues after iteration 2" in stream.getvalue()
+    assert stream.getvalue().splitlines()[-1] == "a starts over: it has saved no checkpoint"
     assert callback._progress.trials["a"].settings == "x=5", "changed by PopulationBasedTraining"
     assert "2 running ·" in callback._progress.summary(0.0)
+    trials[1].latest_checkpoint_result.metrics["training_iteration"] = 1
     for trial, checkpoint in zip(trials, (None, "/b/checkpoint_000001"), strict=True):
         trial.checkpoint = checkpoint
         callback.on_trial_recover(3, trials, trial)
         callback.on_trial_start(3, trials, trial)
     lines = stream.getvalue().splitlines()
-    assert lines[-3] == "a started  x=5" and lines[-1] == "b continues after iteration 2"
+    assert lines[-3] == "a starts over: it has saved no checkpoint"
+    assert lines[-1] == "b continues after iteration 1", "the checkpoint's"
+
+
+def test_a_trial_that_was_stopped_is_told_from_one_that_ended_by_itself():
+    callback, stream = callback_of()
+    callback.ends = {"epoch": 30}
+    callback.setup()
+    goal = {"training_iteration": 3}
+    trials = [tune_trial(name, stopping_criterion=goal) for name in ("a", "b", "c", "d", "e")]
+    reports = ({"training_iteration": 2, "done": True}, {"training_iteration": 3, "done": True})
+    reports = (
+        *reports,
+        {"training_iteration": 1, "done": False},
+        {"epoch": 30, "done": True},
+        {"done": False},
+    )
+    for trial, report in zip(trials, reports, strict=True):
+        callback.on_trial_start(0, trials, trial)
+        callback.on_trial_result(0, trials, trial, {"loss": 1.0} | report)
+    trials[4].status = "PAUSED"
+    callback.on_step_end(0, trials)
+    for trial in trials:
+        callback.on_trial_complete(1, trials, trial)
+        trial.status = "TERMINATED"
+    callback.on_step_end(1, trials)
+    ends = [line.split(" · ")[0] for line in stream.getvalue().splitlines() if " ended" not in line][-5:]
+    assert ends == ["a stopped", "b done", "c done", "d done", "e stopped"]
+    assert callback._progress.summary(0.0).startswith("5 trials ended · 2 stopped · ")
+
+
+def test_a_start_line_has_every_hyperparameter_and_no_constant():
+    """Tune's `evaluated_params` lack what was not drawn: `points_to_evaluate`, `sample_from`."""
+    config = {"lr": 0.1, "a": 3.0, "net": {"width": 8}, "sizes": [4, 2], "data": "x", "opt": {"m": 0.5}}
+    trial = tune_trial("a", evaluated_params={}, config=config)
+    progress = Progress(searched=["lr", "a", "net/width", "sizes/1", "opt"])
+    assert progress.started(trial, 0.0).settings == "lr=0.1 a=3 net/width=8 sizes/1=2 opt/m=0.5"
+    assert Progress().started(trial, 0.0).settings.startswith("lr=0.1 a=3 net/width=8 sizes=[4, 2] data=x")
+
+
+def test_the_time_left_is_without_cold_starts_and_not_a_guess_of_seconds():
+    progress = Progress("loss", "min", total=4)
+    for number in range(4):  # two at a time; the first two start for 20 s, all train for 60 s
+        begin = 80.0 * (number // 2)
+        progress.started(tune_trial(f"t{number}"), begin)
+        start_s = 20.0 if number < 2 else 0.0
+        result = {"loss": 1.0, "training_iteration": 1, "start_s": start_s}
+        progress.reported(f"t{number}", result, begin + start_s + 30.0)
+        if number < 2:
+            progress.trials[f"t{number}"].stop("done", 80.0)
+    assert progress.left_s(110.0) == pytest.approx(30.0)
+    progress.trials["t2"].stop("done", 140.0)
+    assert progress.left_s(138.0) == pytest.approx(1.0), "two ran at once"
+    assert "left" in progress.summary(115.0) and "left" not in progress.summary(138.0)
+    progress.trials["t3"].stop("paused", 138.0)
+    assert progress.trials["t3"].trained_s(1000.0) == pytest.approx(58.0), "a pause is not training"
+
+
+def test_lines_have_the_digits_that_tell_trials_apart():
+    progress = Progress("loss", "min")
+    for number in range(4):
+        progress.started(tune_trial(f"t{number}"), 0.0)
+        progress.reported(f"t{number}", {"loss": 1e8 + number, "training_iteration": 1}, 1.0)
+    assert progress.summary(1.0).endswith("best loss 100000000 (t0)")
+    assert "loss 100000003" in progress.trials["t3"].text("loss", 1.0, progress.digits)
 
 
 def test_trials_that_end_with_the_search_count_as_ended():
@@ -213,9 +280,9 @@ def test_trials_that_end_with_the_search_count_as_ended():
     trials[0].status = trials[1].status = "TERMINATED"  # at the end of time_budget_s Tune calls no other hook
     callback.on_step_end(1, trials)
     callback.on_step_end(1, trials)
-    assert stream.getvalue().count("a done") == 1
+    assert stream.getvalue().count("a stopped") == 1
     callback.on_experiment_end(trials)  # after Ctrl-C
-    assert "search ended: 1 trials ended · 1 interrupted · " in stream.getvalue()
+    assert "search ended: 1 trial ended · 1 stopped · 1 interrupted · " in stream.getvalue()
 
 
 def test_a_resumed_search_begins_from_the_restored_trials():
@@ -237,7 +304,8 @@ def test_a_resumed_search_begins_from_the_restored_trials():
     callback.on_experiment_end(trials)
     said = stream.getvalue()
     assert "c continues after iteration 4" in said and "new" not in callback._progress.trials
-    assert "d started  x=1" in said, "it has no checkpoint"
+    assert said.startswith("continues results: 2 of 4 trials ended\n")
+    assert "d starts over: it has saved no checkpoint" in said
     assert "search ended: 3 of 4 trials ended" in said
     assert "best loss 0.5 (a)" in said
     assert "best trial   a, loss 1 at its last report" in said
@@ -247,7 +315,7 @@ def test_a_resumed_search_begins_from_the_restored_trials():
 def test_a_resumed_search_with_nothing_left_to_do_counts_the_restored_trials():
     callback, stream = callback_of(1)
     callback.on_experiment_end([earlier("a", "TERMINATED", 1.0, 1.0)])
-    assert "search ended: 1 of 1 trials ended" in stream.getvalue()
+    assert "search ended: 1 of 1 trial ended" in stream.getvalue()
     assert "nan" not in stream.getvalue()
 
 

@@ -104,6 +104,20 @@ def keep_screenshot(browser: Any, name: str) -> bytes:
     return picture
 
 
+@pytest.mark.parametrize("width", [pytest.param(400, marks=pytest.mark.slow), 1000, 1400])
+def test_the_mode_bar_covers_neither_a_legend_nor_a_point(opened, width):
+    covered = opened(made_experiment(24), width=width).execute_script("""
+        const over = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+        const found = [];
+        for (const figure of document.querySelectorAll('.plotly-graph-div')) {
+          const bar = figure.querySelector('.modebar').getBoundingClientRect();
+          for (const part of figure.querySelectorAll('.legend, .cartesianlayer .plot path'))
+            if (over(bar, part.getBoundingClientRect())) found.push(figure.id, part.outerHTML.slice(0, 80));
+        }
+        return found;""")
+    assert covered == []
+
+
 @pytest.mark.parametrize(
     ("width", "dark"),
     [

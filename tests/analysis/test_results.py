@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_experiments import changed, made_experiment, reporting
+from made_experiments import START, changed, made_experiment, read, reporting, written
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis import analyze, results
 from horovod_tune.analysis.plots.learning_curves import best_steps
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.results import Analysis, MetricUnknown
 from horovod_tune.analysis.trial_details import hosts_of
 
 NAN, INF = math.nan, math.inf
@@ -317,3 +317,58 @@ def test_reload_sees_what_was_added(experiments, tmp_path):
     after = before.reload()
     assert len(after.history()) == len(before.history()) + 1
     assert isinstance(after.dataframe(), pd.DataFrame)
+
+
+def test_a_trial_prints_without_its_reports():
+    analysis = made_experiment(3)
+    assert len(repr(analysis.best_trial)) < 300 and analysis.best_trial.trial_id in repr(analysis.best_trial)
+    assert repr(analysis.record) == "<record of 'made': 3 trials, 0 problems>"
+
+
+@pytest.mark.parametrize(
+    ("done", "returned", "stop", "status"),
+    [
+        (False, True, {}, "terminated"),  # the function returned
+        (True, True, {"training_iteration": 99}, "stopped"),  # by a scheduler
+        (True, True, {"training_iteration": 2}, "terminated"),
+        (True, True, {"valid/loss": 0.5}, "terminated"),
+        (False, False, {}, "stopped"),  # while it was paused, or by the time budget
+        (True, True, None, "terminated"),  # the search's state does not say what ends a trial
+    ],
+)
+def test_a_stopped_trial_is_told_from_one_that_ended_by_itself(tmp_path, done, returned, stop, status):
+    made = made_experiment(1)
+    rows = tuple(row | {"done": False, "valid": {"loss": 0.7}} for row in made.trials[0].rows[:2])
+    rows = (rows[0], rows[1] | {"done": done})
+    trial = replace(made.trials[0], rows=rows, last_result=rows[1] | {"done": returned}, stop=stop)
+    (read_again,) = read(written(changed(made, trials=(trial,)), tmp_path)).trials
+    assert (read_again.shown_status, read_again.status) == (status, "TERMINATED")
+    ranks = tuple({name: value for name, value in row.items() if name != "world_size"} for row in rows)
+    assert replace(read_again, rows=ranks).shown_status == "terminated", "only known of distributed trials"
+
+
+def test_the_end_of_a_failed_trial_is_its_failure_and_not_its_last_report(tmp_path):
+    made = made_experiment(1)
+    # Ten hours ahead of UTC; the reader does not know.
+    rows = tuple(row | {"date": "2026-09-22_00-13-20", "timestamp": START} for row in made.trials[0].rows[:2])
+    for occurred, after_s in (("2026-09-22_00-15-20", 120.0), ("2020-01-01_00-00-00", 0.0), ("x" * 19, 0.0)):
+        error = f"Failure # 1 (occurred at {rows[0]['date']})\nE\nFailure # 2 (occurred at {occurred})\nE"
+        failed = replace(made.trials[0], status="ERROR", error=error, rows=rows, start_time=START - 5.0)
+        failed = replace(failed, end_time=START, last_result=rows[-1])
+        again = read(written(changed(made, trials=(failed,)), tmp_path / occurred))
+        assert again.trials[0].end_time == START + after_s
+        assert again.spans["end"].max() == START + after_s
+
+
+def test_numbers_are_shown_in_the_order_of_trials_if_no_metric_is_known():
+    known = [[{"test": 1.0, "rank": 0}, {"rank": 1}], [], [{"test": 3.0}]]
+    told = reporting(*known, metric="test", mode="min")
+    assert told.unranked() == {}
+    record = replace(told.record, metric=None, mode=None)
+    without = Analysis(record, told.folder, metric=None, mode=None)
+    assert without.unranked() == {"test": [1.0, None, 3.0], "rank": [1.0, None, None]}
+    with pytest.raises(MetricUnknown, match=r'metric="NAME", mode="min" or "max"'):
+        without.require_metric()
+    only = Analysis(replace(record, trials=record.trials[2:]), told.folder, metric=None, mode=None)
+    with pytest.raises(MetricUnknown, match=r'metric="test", mode="min" or "max"'):
+        only.require_metric()

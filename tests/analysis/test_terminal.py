@@ -114,6 +114,23 @@ def test_a_wrong_path_is_one_line_and_status_1(command, tmp_path, capsys):
     assert errors.startswith("horovod-tune: there is no folder at") and errors.count("\n") == 1
 
 
+def test_without_a_metric_there_are_numbers_and_a_page(tmp_path, monkeypatch, capsys):
+    made = made_experiment(3)
+    home = written(made, tmp_path)
+    (state,) = home.glob("experiment_state-*.json")
+    state.write_text(state.read_text().replace('"_metric": "loss"', '"_metric": null'))
+    monkeypatch.chdir(tmp_path)
+    assert run("show", home) == 0
+    shown = capsys.readouterr().out
+    assert "No best trial" in shown and "accuracy" in shown
+    assert f"{made.trials[0].rows[-1]['accuracy']:.4g}" in shown
+    assert run("report", home, "-o", "page.html") == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("page.html: 3 trials") and "the report has no curves" in told.err
+    page = Path("page.html").read_text()
+    assert f"{made.trials[0].rows[-1]['accuracy']:.5g}" in page
+
+
 @pytest.mark.parametrize("given", [("--metric", "los"), ("--limit", "latncy <= 1")])
 @pytest.mark.parametrize("command", ["show", "report", "export"])
 def test_a_name_that_no_trial_reported_is_named_with_status_2(command, given, home, capsys):

@@ -18,15 +18,23 @@ from horovod_tune.channel.report_channel import (
     CoordinatorChannel,
     Listener,
     RankChannel,
-    connect,
+    hand_over,
 )
 from horovod_tune.messages import CheckpointPlace, Report
+
+
+def connected(token: Any) -> socket.socket:
+    """Return a rank's end of a channel, whose other end its actor has handed over."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        hand_over(token, theirs)
+    return ours
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[CoordinatorChannel, RankChannel]]:
     house = Listener()
-    rank = RankChannel(connect(house.create_token(0)))
+    rank = RankChannel(connected(house.create_token(0)))
     channel = house.accept()[0]
     yield channel, rank
     channel.close()
@@ -86,12 +94,12 @@ def test_only_a_rank_with_the_secret_is_accepted_and_only_once() -> None:
     house = Listener()
     token = house.create_token(0)
     strangers = [
-        RankChannel(connect(replace(token, secret=bytes(32)))),
-        RankChannel(connect(replace(token, secret=b""))),
+        RankChannel(connected(replace(token, secret=bytes(32)))),
+        RankChannel(connected(replace(token, secret=b""))),
     ]
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     silent.connect(token.address)
-    invited, again = RankChannel(connect(token)), RankChannel(connect(token))
+    invited, again = RankChannel(connected(token)), RankChannel(connected(token))
     channels = house.accept()
     assert set(channels) == {0}
     assert invited.report(1, Report(1, {}))
@@ -99,7 +107,7 @@ def test_only_a_rank_with_the_secret_is_accepted_and_only_once() -> None:
     for one in [*strangers, again]:
         assert not one.report(1, Report(1, {"x": 1}))
     with pytest.raises(OSError, match="refused"):
-        RankChannel(connect(token))  # the listener has closed it
+        RankChannel(connected(token))  # the listener has closed it
     silent.close()
     channels[0].close()
 

@@ -53,6 +53,15 @@ def test_the_first_lines_say_what_to_edit_and_what_to_type_and_what_is_shipped_i
     assert all(local.startswith("~") or (REPOSITORY / local).exists() for local in shipped)
 
 
+@pytest.mark.parametrize("name", [*ALL_FILES, "../docs/clusters.md"])
+def test_a_command_to_type_uses_the_whole_cluster_and_uploads_no_checkout(name: str) -> None:
+    """By default `tune.py`, as in docs/clusters.md, starts a Ray on one node."""
+    text = (CLUSTER / name).read_text()
+    assert not re.search(r"python tune\.py(?! --address auto)", text)
+    if name in RAY_UP_FILES:  # `ray up` is to be run in a checkout
+        assert "--working-dir FOLDER" in text and "--working-dir ." not in text
+
+
 def test_the_settings_are_the_same_everywhere() -> None:
     lines = (CLUSTER / "ray.env").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))

@@ -77,6 +77,17 @@ def test_every_combination_trains(optimizer: str, schedule: str, warmup_epochs: 
     assert set(setup.metrics()) == {"lr", "global_batch_size", *noise}
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "one_cycle", "polynomial"])
+def test_the_reported_rate_is_that_of_the_last_step_and_not_of_the_next(schedule: str) -> None:
+    config = {**BASE, **SCHEDULES[schedule], "schedule": schedule}
+    model = new_model()
+    setup = from_config(model, config, num_samples=200)
+    assert setup.metrics()["lr"] == setup.optimizer.param_groups[0]["lr"], "the first, before any step"
+    rates = train(model, setup, range(6))
+    assert setup.metrics()["lr"] == rates[-1] > 0
+    assert setup.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-3 * max(rates))
+
+
 @pytest.mark.long
 def test_the_minute_long_imagenet_recipe() -> None:
     """Goyal et al. 2017: 8192 images a step, 0.1 for 256; five epochs from 0.1 to 3.2, then steps of 0.1."""

@@ -251,10 +251,10 @@ def test_a_rank_prints_a_gigabyte_without_an_end_of_line(
     from horovod_tune.actors import rank_output
 
     printed = [0]
-    monkeypatch.setattr(rank_output, "_print", lambda data: printed.__setitem__(0, printed[0] + len(data)))
+    monkeypatch.setattr(rank_output, "_print", lambda data, _: printed.__setitem__(0, printed[0] + len(data)))
     rank = Ranks(connect("block = b'x' * (1 << 20)\nfor _ in range(1024): os.write(1, block)")).run()
     taken = rank.output.take()
-    assert rank.status == 0 and printed[0] == 1 << 30
+    assert rank.status == 0 and printed[0] == 1 << 30, rank.exit_text()[:3000]
     assert len(taken) < 20 << 20 and b"bytes of this log are left out here" in taken
 
 

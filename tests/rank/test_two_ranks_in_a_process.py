@@ -29,20 +29,21 @@ class Rank:
 
     def __init__(self, rank: int, function: Any, place: Path, packed: str | None) -> None:
         self.messages: list[Any] = []
+        packed_function, config = cloudpickle.dumps(function), cloudpickle.dumps({})
         request = TrialRequest(
-            "id", "name", str(place), str(place), "experiment", {}, None, parameters=packed
+            *("id", "name", str(place), str(place), "experiment", config, packed_function), parameters=packed
         )
         self.session = Session(
             request, RankInfo(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
         )
         self.training = Training(
             self.session,
-            cloudpickle.dumps(function),
             host="here",
             send=self.take,
-            prepare=lambda: None,
+            load=lambda: None,
             describe_failure=lambda error: (FailureKind.RAISED, ""),
         )
+        self.thread = threading.Thread(target=self.training.run, daemon=True)
 
     def take(self, message: Any) -> None:
         self.messages.append(message)
@@ -62,7 +63,7 @@ class Shared:
         self.both_began.wait()
         rank = session.current().rank_info.rank  # type: ignore[union-attr]
         if rank == 1:
-            self.ranks[0].training.thread.join(60)
+            self.ranks[0].thread.join(60)
         return rank
 
 
@@ -78,10 +79,10 @@ def run_two(shared: Shared, function: Any, place: Path, packed: str | None = Non
     """Run ``function`` on both ranks until they have ended."""
     shared.ranks = [Rank(rank, function, place, packed) for rank in (0, 1)]
     for each in shared.ranks:
-        each.training.start()
+        each.thread.start()
     for each in shared.ranks:
-        each.training.thread.join(60)
-        assert not each.training.thread.is_alive()
+        each.thread.join(60)
+        assert not each.thread.is_alive()
     return shared.ranks
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_tune.analysis.plots import style
+from horovod_tune.analysis.printable import counted, digits_for
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
 
@@ -47,11 +48,12 @@ def _grid(analysis: Analysis, found: Sequence[Parameter], made: Figure) -> Figur
     """Draw hyperparameters into a figure, three in a row."""
     from plotly.subplots import make_subplots
 
-    grid = make_subplots(math.ceil(len(found) / 3), min(3, len(found)), figure=made)
+    grid = make_subplots(math.ceil(len(found) / 3), min(3, len(found)), figure=made, shared_yaxes=True)
     for place, one in enumerate(found):
         row, column = place // 3 + 1, place % 3 + 1
         traces, x_axis, y_axis, outside = _points(analysis, one)
         grid.add_traces(traces, rows=row, cols=column)
+        y_axis |= {} if column == 1 else {"title": {"text": ""}}
         grid.update_xaxes(x_axis, row=row, col=column).update_yaxes(y_axis, row=row, col=column)
     medians = "bars: medians" if any(one.kind == "category" for one in found) else ""
     return grid.update_layout(title_subtitle_text=style.joined(medians, outside))
@@ -66,7 +68,7 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
     texts = style.hover_texts(analysis)
     size = float(np.clip(900 / max(len(values), 1), 4, 8))
     look: dict[str, Any] = {"mode": "markers", "showlegend": False}
-    look["hovertemplate"] = "%{text}<br>%{y:.5g}<extra></extra>"
+    look["hovertemplate"] = "%{text}<br>%{y}<extra></extra>"
     dots = {"color": style.OKABE_ITO[0], "size": size, "opacity": 0.55}
     drawn = [look | {"x": xs[known], "y": values[known], "text": texts[known], "marker": dots}]
     for rank in range(len(one.categories)):
@@ -97,26 +99,35 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
         return style.figure("Parallel coordinates", empty=empty)
     y_axis, outside = style.metric_axis(values[known], mode, metric)
     # The metric is one more axis.
-    axes = [*found, Parameter(metric, "numeric", tuple(np.clip(values, *y_axis["range"])))]
+    log, ends = y_axis.get("type") == "log", np.array(y_axis["range"])
+    shown = np.clip(values, *(10.0**ends if log else ends))
+    axes = [*found, Parameter(metric, "numeric", tuple(shown), log=log)]
     heights = np.column_stack([_heights(axis) for axis in axes])
     texts = style.hover_texts(analysis)
     made = style.figure(
-        "Parallel coordinates", style.joined(f"{len(known):,} trials", "orange: the best", outside)
+        "Parallel coordinates", style.joined(counted(len(known), "trial"), "orange: the best", outside)
     )
     groups = style.by_rank([trial for trial in analysis.ranked if np.isfinite(values[trial])], reach=100)
     if analysis.best_number is not None:
-        groups.append(("best", style.BEST, [analysis.best_number]))
-    for name, colour, trials in groups:
+        groups.append(("best", style.BEST, style.BEST, [analysis.best_number]))
+    for name, colour, faint, trials in groups:
         lines = [np.column_stack([np.arange(len(axes)), heights[trial]]) for trial in trials]
-        look = {"color": colour, "width": 3 if name == "best" else 1.3}
-        made.add_scatter(
-            **style.together(lines, texts[trials], "%{text}"), name=name, mode="lines", line=look
-        )
+        width = 3.0 if name == "best" else 1.3
+        look: dict[str, Any] = {"name": name, "mode": "lines", "line": {"color": faint, "width": width}}
+        look |= {"legendgroup": name, "showlegend": False}
+        made.add_scatter(**style.legend_entry(name, colour, width))
+        made.add_scatter(**style.together(lines, texts[trials], "%{text}"), **look)
     for place, axis in enumerate(axes):
         made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
         for height, text in _ticks(axis):
             look = {"bgcolor": "rgba(255,255,255,0.75)", "font_size": 11, "borderpad": 1, "xanchor": "left"}
-            made.add_annotation(x=place, y=height, text=style.label(text, 14), showarrow=False, **look)
+            made.add_annotation(
+                x=place,
+                y=height,
+                text=style.label(text, 14 if axis.kind == "category" else 24),
+                showarrow=False,
+                **look,
+            )
     names = [style.label(axis.name, 18) for axis in axes]
     x_axis = {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "ticks": ""}
     return made.update_layout(
@@ -145,7 +156,8 @@ def _ticks(one: Parameter) -> list[tuple[float, str]]:
         marks = [(decade, f"{10.0**decade:g}") for decade in decades]
     else:
         values = {mark: 10.0**mark if one.log else mark for mark in (low, (low + high) / 2, high)}
-        marks = [(m, str(round(v)) if one.integer else f"{v:.3g}") for m, v in values.items()]
+        digits = digits_for(list(values.values()), 3)
+        marks = [(m, str(round(v)) if one.integer else f"{v:.{digits}g}") for m, v in values.items()]
     return [((mark - low) / (high - low), text) for mark, text in marks]
 
 
@@ -170,7 +182,7 @@ def importance(analysis: Analysis) -> Figure:
     order = np.argsort(-drops.mean(axis=1), kind="stable")[:_BARS]
     names = [style.label(parameters[place].name, 24) for place in order]
     trust = ", too low to trust these bars" if r2 < 0.2 else ""
-    note = f"{_METHOD} · {trials:,} trials · R² of the model on held-out trials: {r2:.2f}{trust}"
+    note = f"{_METHOD} · {counted(trials, 'trial')} · R² of the model on held-out trials: {r2:.2f}{trust}"
     made = style.figure("Importance", note, height=150 + 30 * len(names))
     made.add_bar(
         x=np.maximum(drops.mean(axis=1)[order], 0.0),

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis.plots import style
+from horovod_tune.analysis.printable import counted
 from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.trial_details import config_changes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -22,8 +24,9 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     """Draw every trial's metric against its "iteration" or the experiment's wall-clock "time".
 
     Up to eight trials have a colour each. If there are more, the better ones are darker, and the best one is
-    drawn in orange over the others. A trial's curve has a gap where the trial started again. Long curves are
-    drawn with at most 400 points, which include their extremes.
+    drawn in orange over the others. A trial's curve has a gap where the trial started again, and a diamond
+    where its hyperparameters changed, as when PopulationBasedTraining replaces a trial. Long curves are drawn
+    with at most 400 points, which include their extremes.
     """
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
@@ -41,9 +44,10 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     count = reports["trial"].nunique()
     most = int(np.clip(_POINTS // count, _FEWEST, _MOST))
     lines = {trial: _line(one.to_numpy(), most) for trial, one in points.groupby(reports["trial"])}
-    note = style.joined(f"{count:,} trials", style.direction(mode), outside)
+    note = style.joined(counted(count, "trial"), style.direction(mode), outside)
     traces, order = (_few, "normal") if count <= style.FEW else (_many, "reversed")
     made = style.figure("Learning curves", note).add_traces(traces(analysis, lines))
+    made.add_traces(_new_configs(analysis, points))
     return made.update_layout(xaxis=x_axis, yaxis=y_axis, legend_traceorder=order)
 
 
@@ -77,7 +81,7 @@ def _few(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
         winner = trial == analysis.best_number
         name = style.as_text(analysis.trials[trial].trial_id) + (" (best)" if winner else "")
         look: dict[str, Any] = {"line": {"color": tint, "width": 3 if winner else 1.7}, "marker": {"size": 5}}
-        look |= {"mode": "lines+markers" if len(points) < 60 else "lines", "hovertemplate": "%{x}: %{y:.5g}"}
+        look |= {"mode": "lines+markers" if len(points) < 60 else "lines", "hovertemplate": "%{x}: %{y}"}
         traces.append(look | {"x": points[:, 0], "y": points[:, 1], "name": name})
     return traces
 
@@ -89,18 +93,37 @@ def _many(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
     def add(name: str, trials: list[int], mode: str, colour: str, width: float) -> None:
         if trials:
             names = style.trial_names(analysis)[trials]
-            trace = style.together([lines[trial] for trial in trials], names, "%{text}<br>%{x}: %{y:.5g}")
+            trace = style.together([lines[trial] for trial in trials], names, "%{text}<br>%{x}: %{y}")
             look = {"mode": mode, "line": {"color": colour, "width": width}, "marker": {"size": 4}}
-            shown = not any(other["name"] == name for other in traces)
-            traces.append(trace | look | {"name": name, "legendgroup": name, "showlegend": shown})
+            traces.append(trace | look | {"name": name, "legendgroup": name, "showlegend": False})
 
     ranked = [trial for trial in analysis.ranked if trial in lines]
     best = [trial for trial in ranked if trial == analysis.best_number]
-    for name, colour, trials in style.by_rank(ranked[len(best) :], reach=80):
-        add(name, [trial for trial in trials if len(lines[trial]) > 1], "lines", colour, 1.2)
-        add(name, [trial for trial in trials if len(lines[trial]) == 1], "markers", colour, 1.2)
+    for name, colour, faint, trials in style.by_rank(ranked[len(best) :], reach=80):
+        traces.append(style.legend_entry(name, colour, 1.6))
+        add(name, [trial for trial in trials if len(lines[trial]) > 1], "lines", faint, 1.2)
+        add(name, [trial for trial in trials if len(lines[trial]) == 1], "markers", faint, 1.2)
+    traces += [style.legend_entry("best", style.BEST, 3)] if best else []
     add("best", best, "lines+markers", style.BEST, 3)
     return traces
+
+
+def _new_configs(analysis: Analysis, points: pd.DataFrame) -> list[Any]:
+    """Return a trace that marks the reports from which on a trial has new hyperparameters, if there are any.
+
+    `points` has a row for each report that is drawn, with the index of `analysis.reports`.
+    """
+    numbers = analysis.reports.loc[points.index, ["trial", "row"]]
+    changes = {number: config_changes(trial) for number, trial in enumerate(analysis.trials)}
+    chosen = [row in changes[trial] for trial, row in zip(numbers["trial"], numbers["row"], strict=True)]
+    marked = points[chosen]
+    if marked.empty:
+        return []
+    look = {"symbol": "diamond-open", "size": 8, "color": style.INK}
+    texts = style.trial_names(analysis)[numbers.loc[marked.index, "trial"]]
+    template = "%{text}, new hyperparameters<br>%{x}: %{y}<extra></extra>"
+    mark = {"mode": "markers", "marker": look, "name": "new hyperparameters", "hovertemplate": template}
+    return [mark | {"x": marked["x"], "y": marked["y"], "text": texts}]
 
 
 def best_so_far(
@@ -124,11 +147,13 @@ def best_so_far(
         return style.figure("Best so far", empty=f"no trial has reported a finite {metric}")
     end = max(float(x[-1]) for group in steps.values() for x, _ in group)
     x_axis, length = style.progress_axis(against, end)
+    values = np.concatenate([best for group in steps.values() for _, best in group])
+    y_axis, _ = style.metric_axis(values, mode, metric, cut=False)
     made = style.figure("Best so far", style.direction(mode))
     for number, (name, group) in enumerate(steps.items()):
         made.add_traces(_group(name, group, style.OKABE_ITO[number % style.FEW], length))
     made.update_layout(showlegend=len(steps) > 1, xaxis=x_axis | {"rangemode": "tozero"})
-    return made.update_layout(yaxis_title_text=f"best {style.label(metric)} so far")
+    return made.update_layout(yaxis=y_axis, yaxis_title_text=f"best {style.label(metric)} so far")
 
 
 def best_steps(analysis: Analysis, against: str) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +183,7 @@ def best_steps(analysis: Analysis, against: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _group(name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, length: float) -> list[Any]:
-    look: dict[str, Any] = {"line": {"color": tint, "width": 2.4, "shape": "hv"}, "hovertemplate": "%{y:.6g}"}
+    look: dict[str, Any] = {"line": {"color": tint, "width": 2.4, "shape": "hv"}, "hovertemplate": "%{y}"}
     name = style.as_text(name)
     if len(group) == 1:
         x, y = group[0]

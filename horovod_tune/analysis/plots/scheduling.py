@@ -23,7 +23,7 @@ def timeline(analysis: Analysis) -> Figure:
     """Draw which trial held which ranks when, with its start-up time in yellow.
 
     A row has room for one rank (on a certain host, if the reports name the hosts), or for one whole trial if
-    the reports lack the number of ranks. Trials on a row alternate between two tones; failed ones are black,
+    the reports lack the number of ranks. Trials on a row alternate between two blues; failed ones are black,
     the best one is orange. Gaps between the drivers of a resumed search are grey.
     """
     bars, rows, unit = timeline_bars(analysis)
@@ -35,11 +35,11 @@ def timeline(analysis: Analysis) -> Figure:
     failed = bars["trial"].map(lambda trial: analysis.trials[trial].status == "ERROR")
     best = bars["trial"] == analysis.best_number
     height = int(np.clip(150 + _ROW_PX * len(rows), 240, _HIGHEST_PX))
-    starts = bars["trained"] > bars["begin"]
+    starts, few = bars["trained"] > bars["begin"], len(bars) < 100
     made = style.figure(title, "" if starts.any() else "start-up time is not recorded", height=height)
     for name, colour, chosen, (since, until) in (
         ("training", style.OKABE_ITO[0], ~failed & ~best & (turn == 0), ("trained", "end")),
-        ("training", style.OKABE_ITO[4], ~failed & ~best & (turn == 1), ("trained", "end")),
+        ("training, next trial", style.OKABE_ITO[4], ~failed & ~best & (turn == 1), ("trained", "end")),
         ("failed", style.INK, failed, ("trained", "end")),
         ("best trial", style.BEST, best & ~failed, ("trained", "end")),
         ("starting up", _START, starts, ("begin", "trained")),
@@ -48,15 +48,15 @@ def timeline(analysis: Analysis) -> Figure:
         if shown.empty:
             continue
         made.add_bar(
-            base=(shown[since] / length).to_numpy(np.float32),
-            x=((shown[until] - shown[since]) / length).to_numpy(np.float32),
-            y=shown["row"].to_numpy(np.int16),
+            base=(shown[since] / length).to_numpy(),
+            x=((shown[until] - shown[since]) / length).to_numpy(),
+            y=shown["row"].to_numpy(),
             text=style.trial_names(analysis)[shown["trial"]],
             textposition="none",
             orientation="h",
             name=name,
-            showlegend=colour != style.OKABE_ITO[4],
-            marker={"color": colour, "line": {"color": "white", "width": 0.5 if len(bars) < 400 else 0}},
+            # Plotly draws an opaque bar at least a pixel wide, and start-ups over all else if there are many.
+            marker={"color": style.faded(colour, 0.999), "line": {"color": "white", "width": 0.5 * few}},
             hovertemplate=f"%{{text}}, {name}<br>%{{base:.4g}} + %{{x:.3g}}<extra></extra>",
         )
     zero = analysis.record.start_time or 0.0
@@ -126,9 +126,11 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
     steps = {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8}
     for name, chosen, look in (("other results", rest, dots), ("front", found.members, steps)):
         texts = style.trial_names(analysis)[[found.places[point][0] for point in chosen]]
-        template = "%{text}<br>%{x:.6g}, %{y:.6g}<extra></extra>"
+        template = "%{text}<br>%{x}, %{y}<extra></extra>"
         x_values, y_values = found.points[chosen].T
         made.add_scatter(x=x_values, y=y_values, text=texts, name=name, hovertemplate=template, **look)
+    for axis, number in (("xaxis", 0), ("yaxis", 1)):
+        made.update_layout({axis: style.value_format(found.points[finite][:, number])})
     return made.update_layout(
         xaxis_title_text=f"{style.label(x)} ({style.direction(x_mode)})",
         yaxis_title_text=f"{style.label(y)} ({style.direction(y_mode)})",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_tune.analysis.printable import digits_for
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
@@ -32,6 +33,7 @@ _GROUPS = (
 _TIME_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _HOVER_PARAMETERS = 8
 _HOVER_TRIALS = 1000  # for more trials, hover texts have no hyperparameters
+_HEAD_PX = 84  # the height of the title, the subtitle, and the mode bar above them
 _AXIS = {
     "gridcolor": "#E3E6EA",
     "linecolor": "#9AA0A8",
@@ -49,6 +51,8 @@ _TEMPLATE = {
     "plot_bgcolor": "white",
     "hovermode": "closest",
     "hoverlabel": {"align": "left"},
+    # Below the axes: at the top, the mode bar would cover it in a narrow figure.
+    "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
     "xaxis": _AXIS,
     "yaxis": _AXIS,
     "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": QUIET, "activecolor": INK},
@@ -67,8 +71,7 @@ def figure(title: str, subtitle: str = "", *, height: int = 420, empty: str = ""
             "template": {"layout": _TEMPLATE},
             "title": heading,
             "height": height,
-            "margin": {"l": 20, "r": 20, "t": 104, "b": 20},
-            "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
+            "margin": {"l": 20, "r": 20, "t": _HEAD_PX, "b": 20},
         }
     )
     if empty:
@@ -96,33 +99,49 @@ def joined(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any], str]:
+def metric_axis(values: np.ndarray, mode: str, name: str, *, cut: bool = True) -> tuple[dict[str, Any], str]:
     """Return the metric's axis, and a note on the values that are outside it.
 
-    The good end is always shown. Values more than three interquartile ranges beyond the worse quartile (those
-    of diverged trials) are left out if they are at most a tenth of all and would flatten the rest.
+    The good end is always shown. If values far beyond the worse quartile (those of diverged trials) would
+    flatten the rest, they are left out, or if they are positive and more than a tenth, the axis is
+    logarithmic. Without `cut`, all values are on a linear axis.
     """
     sign = 1.0 if mode == "min" else -1.0
     costs = sign * values[np.isfinite(values)]
-    low, high, beyond = 0.0, 1.0, len(values)
-    if len(costs):
-        first, third = np.quantile(costs, [0.25, 0.75])
-        reach = 3 * float(third - first)
-        kept = costs[costs <= third + reach]
-        if not 0 < 2 * reach < costs.max() - third or len(costs) - len(kept) > 0.1 * len(costs):
-            kept = costs
-        low, high = sorted((sign * float(kept.min()), sign * float(kept.max())))
-        pad = 0.04 * (high - low) or abs(high) * 0.05 or 0.5
-        low, high, beyond = low - pad, high + pad, len(costs) - len(kept)
-    note = f"{beyond} of {len(values)} values are outside the axis" if beyond else ""
-    return {"title": {"text": label(name)}, "range": [low, high]}, note
+    axis: dict[str, Any] = {"title": {"text": label(name)}}
+    if not len(costs):
+        return axis | {"range": [0.0, 1.0]}, f"no value of {len(values)} is finite" if len(values) else ""
+    kept, least = costs, costs.min()
+    first, middle, third = map(float, np.quantile(costs, [0.25, 0.4, 0.75]))
+    # If a quarter are far away, the third quartile is one of them. Then only values a thousand times as large
+    # count, since the better ones may be very close to each other: the ends of learning curves.
+    size = max(abs(middle), middle - least)
+    for end, reach, flat in ((third, 3 * (third - first), 2), (middle, 3 * size, 333)):
+        if cut and 0 < flat * reach < kept.max() - end:
+            kept = costs[costs <= end + reach]
+    log = len(costs) - len(kept) > 0.1 * len(costs) and bool((sign * costs > 0).all())
+    low, high = sorted((sign * float(costs.max() if log else kept.max()), sign * float(least)))
+    if log:
+        low, high = math.log10(low), math.log10(high)
+        axis |= log_axis(low, high)
+    pad = 0.04 * (high - low) or abs(high) * 0.05 or 0.5
+    axis |= {"range": [low - pad, high + pad]} | value_format(kept)
+    beyond = 0 if log else len(costs) - len(kept)
+    return axis, f"{beyond} of {len(values)} values are outside the axis" if beyond else ""
+
+
+def value_format(values: np.ndarray) -> dict[str, Any]:
+    """Return the formats of an axis that tell these values apart, when hovered over and at its ticks."""
+    digits = digits_for(values, 5)
+    hover = {"hoverformat": f".{digits}g"}
+    return hover | {"tickformat": f".{digits}~g"} if digits > 6 else hover
 
 
 def progress_axis(against: str, end: float) -> tuple[dict[str, Any], float]:
     """Return the axis of "time" up to `end` seconds, or else of a count, and the length of its unit."""
     if against == "time":
         unit, length = next((each for each in _TIME_UNITS if end >= 2 * each[1]), _TIME_UNITS[-1])
-        return {"title": {"text": f"wall-clock time ({unit})"}}, length
+        return {"title": {"text": f"wall-clock time ({unit})"}, "rangemode": "tozero"}, length
     return {"title": {"text": against}, "tickformat": "d", "dtick": 1 if end <= 12 else None}, 1.0
 
 
@@ -130,15 +149,30 @@ def parameter_axis(parameter: Parameter) -> dict[str, Any]:
     """Return a hyperparameter's axis: logarithmic if its range is, with names if it is a choice."""
     low, high = parameter.limits()
     pad = 0.0 if parameter.kind == "category" else 0.03 * (high - low)
-    axis = {"title": {"text": label(parameter.name)}, "range": [low - pad, high + pad]}
+    axis: dict[str, Any] = {"title": {"text": label(parameter.name)}, "range": [low - pad, high + pad]}
     if parameter.kind == "category":
         every = max(1, len(parameter.categories) // 20)
         texts = [label(text, 14) for text in parameter.categories[::every]]
         return axis | {"tickvals": list(range(0, len(parameter.categories), every)), "ticktext": texts}
-    if parameter.log:
-        # If the axis spans little more than a decade, Plotly 6 draws some whole decades at y = -Infinity.
-        return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 2 else None}
-    return axis
+    return axis | (log_axis(low, high) if parameter.log else value_format(parameter.positions))
+
+
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis, with its ticks, for values from `10**low` to `10**high`.
+
+    >>> log_axis(-2.1, -0.5)["ticktext"]
+    ['0.01', '0.02', '0.05', '0.1', '0.2']
+    """
+    # Plotly writes the ticks between two decades as "2" and "5", too small to read, and Plotly 6 draws some
+    # decades at y = -Infinity.
+    decades = range(math.floor(low), math.ceil(high) + 1, max(1, round((high - low) / 6)))
+    few, more, most = (1, 2, 5), (1, 2, 3, 5), (1, 1.5, 2, 3, 4, 6, 8)
+    span = high - low
+    steps = (1,) if span > 2 else few if span > 1.3 else more if span > 0.7 else most
+    values = [step * 10.0**decade for decade in decades for step in steps]
+    inside = [value for value in values if low - 1e-9 <= math.log10(value) <= high + 1e-9]
+    texts = [f"{value:.6g}" for value in inside]
+    return {"type": "log"} | ({"tickvals": inside, "ticktext": texts} if len(inside) > 1 else {})
 
 
 def on_axis(parameter: Parameter) -> np.ndarray:
@@ -153,7 +187,7 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
     """Return the hover text of each trial: its id, status and first hyperparameters."""
     if len(analysis.trials) > _HOVER_TRIALS:
         return trial_names(analysis)
-    lines = [[f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}" for trial in analysis.trials]]
+    lines = [[f"{as_text(trial.trial_id)}, {as_text(trial.shown_status)}" for trial in analysis.trials]]
     for one in varying_parameters(analysis)[:_HOVER_PARAMETERS]:
         name = f"<br>{label(one.name)} = "  # a trial that lacks it has no such line
         lines.append([name + label(text_of(v), 60) if v is not None else "" for v in one.values])
@@ -176,15 +210,21 @@ def faded(colour: str, alpha: float) -> str:
     return f"rgba{(*hex_to_rgb(colour), round(alpha, 3))}"
 
 
-def by_rank(ranked: Sequence[int], reach: float) -> list[tuple[str, str, list[int]]]:
-    """Return groups of trials, worst first: name, colour (fainter if there are many) and trials."""
+def by_rank(ranked: Sequence[int], reach: float) -> list[tuple[str, str, str, list[int]]]:
+    """Return groups of trials, worst first: name, colour, a colour that is fainter for many, and trials."""
     alpha = float(np.clip(reach / max(len(ranked), 1), 0.15, 0.9))
     ends = [math.ceil(share * len(ranked)) for _, share, _ in _GROUPS]
     groups = [
-        (name, faded(colour, alpha), list(ranked[start:end]))
+        (name, colour, faded(colour, alpha), list(ranked[start:end]))
         for (name, _, colour), start, end in zip(_GROUPS, [0, *ends], ends, strict=False)
     ]
-    return [group for group in reversed(groups) if group[2]]
+    return [group for group in reversed(groups) if group[3]]
+
+
+def legend_entry(name: str, colour: str, width: float) -> dict[str, Any]:
+    """Return a trace that only puts a group of that name into the legend, in its full colour."""
+    look = {"mode": "lines", "line": {"color": colour, "width": width}, "showlegend": True}
+    return look | {"x": [None], "y": [None], "name": name, "legendgroup": name}
 
 
 def together(lines: Sequence[np.ndarray], texts: np.ndarray, template: str) -> dict[str, Any]:
@@ -193,6 +233,6 @@ def together(lines: Sequence[np.ndarray], texts: np.ndarray, template: str) -> d
     `lines` have shape (points, 2); all points of a line have its text when they are hovered over.
     """
     gap = np.full((1, 2), np.nan)
-    x, y = np.concatenate([part for line in lines for part in (line, gap)])[:-1].astype(np.float32).T
+    x, y = np.concatenate([part for line in lines for part in (line, gap)])[:-1].T
     hover = np.repeat(texts, [len(line) + 1 for line in lines])[:-1]
     return {"x": x, "y": y, "text": hover, "hovertemplate": f"{template}<extra></extra>"}

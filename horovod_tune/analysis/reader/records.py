@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from horovod_tune.analysis.scoring import Limit
+from horovod_tune.analysis.scoring import Limit, value_of
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,13 @@ class Domain:
     log: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrialRecord:
     """One trial as in Tune's files. Times are Unix times in seconds, None if they are not recorded.
 
     `rows` are the reports in result.json, in its order. `directory` is the path or URI of the trial's folder
-    in the experiment's storage. `resources` are the bundles of its placement group, in Ray's units.
+    in the experiment's storage. `resources` are the bundles of its placement group, in Ray's units. `stop`
+    has the values at which a whole training ends, by metric.
     """
 
     trial_id: str
@@ -52,6 +53,26 @@ class TrialRecord:
     num_failures: int = 0
     error: str | None = None
     resources: tuple[dict[str, float], ...] = ()
+    stop: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<trial {self.trial_id}: {self.shown_status}, {len(self.reports)} reports, {self.config}>"
+
+    @property
+    def shown_status(self) -> str:
+        """The status in lower case; "stopped" if a scheduler, a stopper or the search's time ended the trial.
+
+        Known only of distributed trials. One that reached its stop criterion is "terminated".
+        """
+        last = self.rows[-1] if self.rows else {}
+        if self.status != "TERMINATED" or self.stop is None or "world_size" not in last:
+            return self.status.lower()
+        # Tune marks the last report of a trial that it ends, and afterwards the result of one that returned.
+        ends = [(value_of(last, name), value_of(self.stop, name)) for name in self.stop]
+        reached = any(value >= end for value, end in ends if value is not None and end is not None)
+        if last.get("done") is True:
+            return "terminated" if reached else "stopped"
+        return "terminated" if (self.last_result or {}).get("done") is True else "stopped"
 
     @property
     def reports(self) -> tuple[dict[str, Any], ...]:
@@ -65,7 +86,7 @@ class TrialRecord:
         return place.rsplit("/", 1)[-1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ExperimentRecord:
     """One search as in Tune's files; what is not recorded is None or empty.
 
@@ -95,3 +116,6 @@ class ExperimentRecord:
     constants: dict[str, Any] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<record of {self.name!r}: {len(self.trials)} trials, {len(self.problems)} problems>"

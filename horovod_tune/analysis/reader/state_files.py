@@ -117,6 +117,7 @@ def _trial(
         last_result=last,
         num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
         error="" if run.get("error_filename") else None,
+        stop=mapping(trial["stopping_criterion"]) if "stopping_criterion" in trial else None,
     )
 
 

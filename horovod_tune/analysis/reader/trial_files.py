@@ -11,12 +11,16 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import OBJECT, iteration_of, mapping, read_object, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
+_DATE = "%Y-%m-%d_%H-%M-%S"
+_FAILED_AT = re.compile(r"^Failure # \d+ \(occurred at ([-_\d]{19})\)", re.MULTILINE)
+_LONGEST_STEP_S = 30 * 86400.0  # the clocks of two machines, or a changed file, may differ by any time
 _LARGEST_ERROR = 200_000  # bytes; the middle of a longer error is left out
 
 
@@ -138,7 +142,8 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
     if start is None and first is not None and spent is not None:
         start = max(0.0, first - spent)
     # A clock may be set back, and Ray 1.x recorded whole seconds.
-    ends = [each for each in (trial.end_time, *(seconds(row.get("timestamp")) for row in rows)) if each]
+    times = (trial.end_time, _failed_at(trial, last), *(seconds(row.get("timestamp")) for row in rows))
+    ends = [each for each in times if each]
     return replace(
         trial,
         rows=tuple(rows),
@@ -147,5 +152,25 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
         start_time=start,
         end_time=max(start or 0.0, *ends) if ends else None,
         config=trial.config or mapping(last.get("config")),
-        last_result={**(trial.last_result or {}), **last},
+        # Tune marks the result of a function that returned only afterwards, in the state.
+        last_result={**(trial.last_result or {}), **last, **_mark_of_the_end(trial, last)},
     )
+
+
+def _mark_of_the_end(trial: TrialRecord, last: dict[str, Any]) -> dict[str, Any]:
+    state = trial.last_result or {}
+    same = "done" in last and iteration_of(state) == iteration_of(last)
+    return {"done": True} if same and state.get("done") is True else {}
+
+
+def _failed_at(trial: TrialRecord, last: dict[str, Any]) -> float | None:
+    """Return the Unix time of a failed trial's end, from its error file and the clock of its last report."""
+    found = _FAILED_AT.findall(trial.error or "") if trial.status == "ERROR" else []
+    reported = seconds(last.get("timestamp"))
+    try:
+        # Both are in the local time of the search's machines, which a reader elsewhere does not know.
+        failed, known = (datetime.strptime(text, _DATE) for text in (found[-1], str(last.get("date"))))
+    except (IndexError, ValueError):
+        return None
+    after_s = (failed - known).total_seconds()
+    return reported + after_s if reported is not None and 0 < after_s < _LONGEST_STEP_S else None

@@ -84,8 +84,10 @@ def read_experiment(
     metric = state.metric or known.get("metric")
     if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
         known["mode"] = None
-    if resources := known.pop("resources", ()):
-        kept = [replace(trial, resources=resources) for trial in kept]
+    resources, ends = known.pop("resources", ()), known.pop("ends", {})
+    if resources or ends:
+        stops = [None if trial.stop is None else trial.stop | ends for trial in kept]
+        kept = [replace(t, resources=resources, stop=stop) for t, stop in zip(kept, stops, strict=True)]
     # A driver writes its state all the time; other files may be the user's, such as a report.
     modified = [e.modified for e in entries if is_state(e.name) and e.name not in other_files]
     if folder.staged is None and _is_copy(folder, entries, chosen, kept):

@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from horovod_tune.analysis import plots
-from horovod_tune.analysis.printable import python_text, yaml_text
+from horovod_tune.analysis.printable import counted, python_text, yaml_text
 from horovod_tune.analysis.report import run_summary as facts
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _PARAMETERS = 24  # at most this many hyperparameters get a plot of their own
 _BUTTONS = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]
 _CONFIG = {"displaylogo": False, "responsive": True, "scrollZoom": False, "modeBarButtons": _BUTTONS}
+_MODE_BAR_PX = 32  # above the axes, so that the bar covers none of the points
 _SCRIPT = re.compile(r"<script(?: [^>]*)?>(.*?)</script>", re.DOTALL)
 
 
@@ -91,6 +93,8 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         summary=facts.run_summary(analysis),
         space_domains=_space(analysis),
         made=f"Made by horovod_tune {metadata.version('horovod_tune')} on {facts.moment(time.time())}.",
+        counted=counted,
+        value_text=analysis.value_text,
         python_text=python_text,
         yaml_text=yaml_text,
         text_of=text_of,
@@ -104,14 +108,12 @@ def _asset(name: str) -> str:
 def _card(figure: Figure, number: int, min_width: int) -> str:
     """Return a figure with its title and subtitle as text of the page, which wraps on a phone."""
     title, note = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
-    legend = any(trace.showlegend is not False and trace.name for trace in figure.data)
-    top = 44 if legend and figure.layout.showlegend is not False and len(figure.data) > 1 else 16
     figure.update_layout(
         title=None,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        margin={"l": 4, "r": 8, "t": top, "b": 4},
-        height=figure.layout.height - 104 + top,
+        margin={"l": 4, "r": 8, "t": _MODE_BAR_PX, "b": 4},
+        height=figure.layout.height - figure.layout.margin.t + _MODE_BAR_PX,
     )
     drawn = figure.to_html(
         full_html=False,
@@ -138,12 +140,14 @@ def _progress(analysis: Analysis) -> list[Figure]:
 
 
 def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
-    (cpu, gpu, counted), wall = facts.usage(analysis), facts.wall_text(analysis)
-    tiles = [("trials", f"{len(analysis.trials):,}", facts.statuses(analysis))]
+    (cpu, gpu, known), wall = facts.usage(analysis), facts.wall_text(analysis)
+    count, noun = counted(len(analysis.trials), "trial").split()
+    tiles = [(noun, count, facts.statuses(analysis))]
     if wall is not None:
         tiles.append(("wall time", wall, facts.moment(analysis.record.start_time or 0.0)))
-    if counted:
-        tiles.append(("CPU time", facts.duration(cpu), f"{facts.duration(gpu)} of GPU" if gpu else "no GPU"))
+    if known:
+        more = f"{facts.duration(gpu)} of GPU" if gpu else "no GPU"
+        tiles.append(("reserved CPU time", facts.duration(cpu), more))
     return tiles
 
 
@@ -173,12 +177,14 @@ def _columns(analysis: Analysis) -> list[_Column]:
     trials = analysis.trials
     found: list[_Column] = [
         ("trial", [trial.trial_id for trial in trials], None),
-        ("status", [trial.status.lower() for trial in trials], None),
+        ("status", [trial.shown_status for trial in trials], None),
     ]
     if analysis.is_scored:
-        found.append((analysis.metric or "", analysis.scores["last"].tolist(), _short))
-        found.append((f"best {analysis.metric}", analysis.scores["best"].tolist(), _short))
+        shown = partial(analysis.value_text, digits=5)
+        found.append((analysis.metric or "", analysis.scores["last"].tolist(), shown))
+        found.append((f"best {analysis.metric}", analysis.scores["best"].tolist(), shown))
         found.append(("at iteration", analysis.scores["best_iteration"].tolist(), str))
+    found += [(name, values, _short) for name, values in analysis.unranked().items()]
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
     found.append(("iterations", [iterations_of(trial) for trial in trials], str))
     found.append(("time", trained.reindex(range(len(trials))).tolist(), facts.duration))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
+from horovod_tune.analysis.printable import counted
 from horovod_tune.analysis.reader.plain_values import mapping
 from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.results import Analysis
@@ -45,7 +46,7 @@ def wall_text(analysis: Analysis) -> str | None:
 
 def statuses(analysis: Analysis) -> str:
     """Return how many trials have each status, most common first."""
-    counts = Counter(trial.status.lower() for trial in analysis.trials).most_common()
+    counts = Counter(trial.shown_status for trial in analysis.trials).most_common()
     return ", ".join(f"{count:,} {status}" for status, count in counts)
 
 
@@ -70,7 +71,7 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
         "Machines": _machines_text(analysis),
         "Started": moment(record.start_time) if record.start_time else "",
         "Wall time": (wall_text(analysis) or NOT_KNOWN) + budget,
-        "CPU and GPU time": _usage_text(analysis),
+        "Reserved time": _usage_text(analysis),
         "Versions": _joined(record.metadata.get("versions")),
         "Cluster": _joined(record.metadata.get("cluster")),
     }
@@ -107,7 +108,8 @@ def _resources_text(trial: TrialRecord) -> str:
 def _tally(texts: Iterable[str]) -> str:
     """Return the most common of the trials' texts, each with its number of trials unless all are equal."""
     found = Counter(filter(None, texts))
-    return "; ".join(text if len(found) == 1 else f"{text} ({n} trials)" for text, n in found.most_common(8))
+    each = [(text, counted(number, "trial")) for text, number in found.most_common(8)]
+    return "; ".join(text if len(found) == 1 else f"{text} ({trials})" for text, trials in each)
 
 
 def _machines_text(analysis: Analysis) -> str:
@@ -119,10 +121,10 @@ def _machines_text(analysis: Analysis) -> str:
 
 
 def _usage_text(analysis: Analysis) -> str:
-    cpu, gpu, counted = usage(analysis)
+    cpu, gpu, known = usage(analysis)
     among = len(analysis.trials)
-    partly = "" if counted == among else f" ({counted} of {among} trials counted)"
-    return f"CPU: {duration(cpu)}, GPU: {duration(gpu)}{partly}" if counted else ""
+    partly = "" if known == among else f" ({known} of {counted(among, 'trial')} counted)"
+    return f"CPU: {duration(cpu)}, {f'GPU: {duration(gpu)}' if gpu else 'no GPU'}{partly}" if known else ""
 
 
 def _joined(pairs: Any) -> str:

@@ -37,6 +37,7 @@ from horovod_tune.messages import (
     Finished,
     ImportsSeen,
     LogChunk,
+    LongWait,
     Message,
     NeedsWorld,
     RankBegin,
@@ -304,6 +305,8 @@ class TrainingActor:
                 self._outbox.put(AwaitedRanks(names))
             case {"kind": "imports", "seconds": seconds}:
                 self._outbox.put(ImportsSeen(seconds))
+            case {"kind": "long_wait", "rank": rank, "report": report}:
+                self._outbox.put(LongWait(rank, report))
 
     def record_ending(self, message: Finished | Failed) -> None:
         """Report that a training function has ended, unless that was done, or another process runs it."""

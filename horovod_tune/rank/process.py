@@ -35,6 +35,7 @@ from horovod_tune.messages import (
     Failed,
     FailureKind,
     Finished,
+    LongWait,
     Message,
     NeedsWorld,
     RankBegin,
@@ -179,7 +180,7 @@ class Rank:
     # What follows runs in the thread of the training function.
 
     def _send(self, copies: HostCopies, message: Message) -> None:
-        if not isinstance(message, Report):
+        if not isinstance(message, Report | LongWait):
             # The function has ended or left its world: the coordinator gets its output before this message.
             copies.release_all()
             flush_streams()
@@ -190,6 +191,8 @@ class Rank:
                 self._control.send("finished", rank=rank, has_returned=int(has_returned))
             case Failed(rank=rank, kind=kind, traceback=text):
                 self._control.send("failed", rank=rank, failure_kind=kind.value, traceback=text)
+            case LongWait():
+                self._control.send("long_wait", **vars(message))
             case NeedsWorld(error=error, stalled=stalled):
                 self._control.send("needs_world", error=error, stalled=stalled)
         if isinstance(message, Finished | Failed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import pickle
 import signal
 import sys
@@ -106,3 +107,36 @@ def test_an_error_about_main_is_explained() -> None:
     kind = type("Data", (), {"__module__": "__main__"})
     text = advice_of(lambda: pickle.dumps(kind()))
     assert "into a module that the script imports" in text and "state_dict" in text
+
+
+def test_functions_of_ray_train_have_a_line_with_what_to_use() -> None:
+    import ray.train
+    import ray.train.torch
+    import ray.tune
+
+    def own_error() -> None:
+        raise RuntimeError("of the function itself")
+
+    for call, is_of_train in [
+        (ray.train.torch.get_device, True),
+        (lambda: ray.train.get_dataset_shard("train"), True),
+        (lambda: ray.tune.get_dataset_shard("train"), True),
+        (lambda: ray.tune.no_such_function(), False),
+        (own_error, False),
+    ]:
+        with pytest.raises((RuntimeError, AttributeError)) as caught:
+            call()
+        assert ("get_world().gpu) for get_device" in advice_on(caught.value)) == is_of_train
+
+
+def test_a_breakpoint_is_explained_with_how_to_attach_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray sets this in its workers, and ranks have their environment.
+    for hook in ("ray.util.rpdb.set_trace", ""):
+        monkeypatch.setenv("PYTHONBREAKPOINT", hook)
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+
+        def debug() -> None:
+            breakpoint()
+            raise ValueError("not reached")
+
+        assert "debugpy.listen(5678 + get_world().rank)" in advice_of(debug)

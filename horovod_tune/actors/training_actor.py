@@ -24,7 +24,7 @@ from horovod_tune.actors.host_template import HostTemplate
 from horovod_tune.actors.outbox import Outbox
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.actors.rank_process import RankProcess, Supervisor
-from horovod_tune.actors.ranks import interfaces
+from horovod_tune.actors.ranks import interfaces, own_gpu
 from horovod_tune.channel.report_channel import ChannelToken
 from horovod_tune.errors import StartFailed
 from horovod_tune.files.process_start import process_start
@@ -156,9 +156,7 @@ class TrainingActor:
         self._outbox = outbox
         ranks = [each.rank for each in assignment.rank_infos]
         self._number = ranks[0]
-        gpu = None
-        if visible := assignment.environment.get("CUDA_VISIBLE_DEVICES"):
-            gpu = visible.split(",").index(str(ray.get_gpu_ids()[0]))
+        gpu = own_gpu(assignment, ray.get_gpu_ids())
         rank = self._rank or self.start_process(assignment.channel_token)
         function, parameters = ray.get(request.function), self._share(request.parameters)
         context = ray.get_runtime_context()

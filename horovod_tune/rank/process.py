@@ -144,9 +144,8 @@ class Rank:
         return status
 
     def _prepare(self, begin: RankBegin) -> None:
-        if begin.environment:
-            os.environ.clear()
-            os.environ.update(begin.environment)
+        # What imports of the template have set, stays.
+        os.environ.update(begin.environment)
         os.chdir(begin.directory)
         rank_connection.prepare(begin.ray)
         set_variables(begin.assignment)

@@ -1,4 +1,4 @@
-"""Trials whose ranks compute on GPUs: which device, which collectives, and that nothing stays between trials."""
+"""Trials whose ranks compute on GPUs: which device, which collectives, and what each trial makes again."""
 
 from __future__ import annotations
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import pickle
-import signal
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -87,19 +85,13 @@ def test_sys_exit_is_explained(code: object) -> None:
 def test_an_error_of_a_parser_of_arguments_is_explained(
     monkeypatch: pytest.MonkeyPatch, parse: Callable[[], object]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=10.0.0.1"])
-    assert "it is Ray's, not your command line" in advice_of(parse)
+    monkeypatch.setattr(sys, "argv", ["horovod_tune_template", "--unknown"])
+    assert "in a rank, it is empty, not your command line" in advice_of(parse)
 
 
 def test_a_command_that_exits_when_it_has_ended_is_explained() -> None:
     text = advice_of(lambda: click.command(lambda: None)([]))
     assert "click called sys.exit(0)" in text and "standalone_mode=False" in text
-
-
-def test_a_signal_handler_is_explained() -> None:
-    with ThreadPoolExecutor(1) as threads:
-        setting = threads.submit(signal.signal, signal.SIGTERM, signal.SIG_DFL)
-    assert "runs in a thread of its rank" in advice_of(setting.result)
 
 
 def test_an_error_about_main_is_explained() -> None:

@@ -37,10 +37,10 @@ def advice_on(error: BaseException) -> str:
         text = str(each) if isinstance(each, pickle.PicklingError | AttributeError | RuntimeError) else ""
         if "__main__" in text and ("pickle" in text or "get attribute" in text):
             return (
-                "\nRanks cannot import your script (__main__), so its classes and functions cannot be "
-                "pickled by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a "
-                "whole model fail. Put the classes and functions into a module that the script imports; or "
-                "use 'fork', and save model.state_dict().\n"
+                "\nProcesses that 'spawn' or 'forkserver' starts in a rank, such as DataLoader workers, "
+                "cannot import your script (__main__), and find none of its classes and functions; nor does "
+                "pickle find those that are defined in a function. Put them into a module that the script "
+                "imports; or use 'fork', and save model.state_dict().\n"
             )
     return ""
 

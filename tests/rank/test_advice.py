@@ -86,8 +86,8 @@ def test_sys_exit_is_explained(code: object) -> None:
 def test_an_error_of_a_parser_of_arguments_is_explained(
     monkeypatch: pytest.MonkeyPatch, parse: Callable[[], object]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["a rank", "--unknown"])
-    assert "it is empty, not your command line" in advice_of(parse)
+    monkeypatch.setattr(sys, "argv", ["horovod_tune_template", "--unknown"])
+    assert "in a rank, it is empty, not your command line" in advice_of(parse)
 
 
 def test_a_command_that_exits_when_it_has_ended_is_explained() -> None:

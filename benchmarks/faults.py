@@ -86,8 +86,8 @@ def call_on_other_ranks() -> int:
     import socket
 
     calls = 0
-    for process in psutil.process_iter(["cmdline"]):
-        if process.pid == os.getpid() or "TrainingActor" not in " ".join(process.info["cmdline"] or []):
+    for process in psutil.process_iter(["name"]):
+        if process.pid == os.getpid() or process.info["name"] != "horovod_rank":
             continue
         with contextlib.suppress(psutil.Error, OSError):
             for each in process.net_connections("tcp"):

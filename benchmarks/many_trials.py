@@ -3,8 +3,8 @@
     python -m benchmarks.many_trials [--trials 1000] [--at-once 16]
 
 One rank per trial and three reports, against a plain Tune function with actor reuse that reports the same.
-CPU time is measured, so that other work on the machine matters little. The memory of coordinators and ranks
-is their proportional set size (PSS) in the middle of the search.
+CPU time is measured, so that other work on the machine matters little. The memory of coordinators,
+ranks and the other processes of trials is their proportional set size (PSS) in the middle of the search.
 """
 
 from __future__ import annotations
@@ -52,17 +52,9 @@ class Watch(tune.Callback):
             self._look()
 
     def _look(self) -> None:
-        (raylet,) = (each for each in psutil.Process().children(recursive=True) if each.name() == "raylet")
-        for process in psutil.process_iter(["name"]):
-            name = str(process.info["name"])
-            kind = {"ray::train": "coordinator", "ray::Training": "rank"}.get(
-                name.split("Actor")[0].split(".")[0]
-            )
-            if kind is None:
-                continue
+        for kind, process in trials.processes_of_trials():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
-                    self.pss_mb.setdefault(kind, []).append(process.memory_full_info().pss / 1e6)
+                self.pss_mb.setdefault(kind, []).append(process.memory_full_info().pss / 1e6)
 
 
 def search(trainable: Any, number: int, at_once: int, watch: Watch) -> float:

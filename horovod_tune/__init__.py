@@ -1,13 +1,15 @@
 """Hyperparameter search that runs distributed training functions as Ray Tune trials.
 
-train(config)                                    the user's training function
- └ trainable.py         the trial, as Tune sees it     ── step() ─► Tune ─► search/
-    └ coordinator/      one actor per trial      ▲ messages.py:
-       └ actors/        N training actors: gloo/ │   Report    rank 0
-       │                or torch_dist/ in each   │
-       └ xla/           one actor per TPU host,  │   Finished  every rank
-          │             torch_xla ranks inside   │   Failed    any rank
-          └ session/    report(), checkpoints  ──┘ called by train(config)
+train(config)                                     the user's function, in the main thread
+ └ rank/             one process per rank and trial, forked from the host's template; ends with the trial
+    └ actors/           one training actor per rank (xla/: one actor per TPU host): starts and watches it
+       └ coordinator/      one actor per trial; keeps the training actors for the next trial
+          └ trainable.py      the trial, as Tune sees it        ── step() ─► Tune ─► search/
+
+rank/template.py     one process per host and search: a fresh Python that has imported what ranks need, and
+                     forks them: gloo/ for Horovod, torch_dist/ for torch.distributed, or xla/ for torch_xla
+session/             report() and checkpoints, called by train(config)
+messages.py          Report, Finished, Failed: what ranks send to the coordinator
 """
 
 from __future__ import annotations

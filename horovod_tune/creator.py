@@ -53,8 +53,8 @@ def DistributedTrainableCreator(
     """Turn a distributed training function into a Trainable for ``tune.run`` and ``tune.Tuner``.
 
     This call starts nothing. Each trial has one coordinator actor, which takes no CPU, and
-    ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one rank (with
-    ``use_tpu``, one actor per host, whose processes are the ranks).
+    ``num_hosts * num_slots`` training actors, each of which starts a new process that runs ``func(config)``
+    as one rank (with ``use_tpu``, one actor per host, which starts all ranks of the host).
 
     Args:
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
@@ -63,11 +63,12 @@ def DistributedTrainableCreator(
         num_hosts: number of different hosts that a trial runs on (default 1).
         num_slots: ranks on each host (default 1; with ``use_tpu``, all chips of the host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
-        timeout_s: seconds by which a rank's heartbeat may be late before the rank counts as lost (default
-            60; at most 5 while an elastic trial changes its world). A heartbeat is due every 10 s, or every
-            quarter of ``timeout_s`` if that is shorter. Each phase of the start may take ``timeout_s`` plus
-            0.25 s per training actor; the first phase, in which processes start and import modules, three
-            times as long. The time between two reports is not limited: an epoch may take hours.
+        timeout_s: seconds that a signal may stop a rank, or that its training actor's heartbeat may be late,
+            before the rank counts as lost (default 60; at most 5 while an elastic trial changes its world). A
+            heartbeat is due every 10 s, or every quarter of ``timeout_s`` if that is shorter. Each phase of
+            the start may take ``timeout_s`` plus 0.25 s per training actor; the first phase, in which
+            processes start and import modules, three times as long. The time between two reports is not
+            limited: an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
         num_workers: instead of ``num_slots``: the total number of ranks, placed on as few hosts as possible
             if ``num_hosts`` is not given.

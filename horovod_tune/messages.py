@@ -85,9 +85,10 @@ class FailureKind(Enum):
     DIED = 2
     UNRESPONSIVE = 3
     RETURNED = 4
-    HUNG = 5
-    STALLED = 6
-    DISCONNECTED = 7
+    AHEAD = 5
+    HUNG = 6
+    STALLED = 7
+    DISCONNECTED = 8
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,15 @@ class ImportsSeen:
     seconds: dict[str, float]
 
 
-Message = Report | Finished | Failed | LogChunk | NeedsWorld | AwaitedRanks | ImportsSeen
+@dataclass(frozen=True)
+class LongWait:
+    """A rank other than 0 has waited for some seconds in its ``report``-th report (counted from 1)."""
+
+    rank: int
+    report: int
+
+
+Message = Report | Finished | Failed | LogChunk | NeedsWorld | AwaitedRanks | ImportsSeen | LongWait
 
 
 @dataclass(frozen=True)

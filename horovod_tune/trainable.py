@@ -37,7 +37,7 @@ class DistributedTrainable(FunctionTrainable):
     """A trial whose training function runs on several ranks.
 
     It is a FunctionTrainable, since the function decides when to report and to save. The function runs in
-    the training actors, not in this process, which is the trial's coordinator actor.
+    the ranks' processes, not in this one, which is the trial's coordinator actor.
     """
 
     _spec: ClassVar[TrialSpec]

@@ -35,11 +35,14 @@ class PlainProcesses(RankBackend):
     def load(self) -> None:
         import torch  # noqa: F401
 
-    def set_up(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
+    def count_processes(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
         set_variables(inherited, planned)
         return int(os.environ.get("PROCESSES", "1"))
 
-    def launch(self, local_rank: int, local_size: int) -> list[tuple[int, ...]]:
+    def launch(
+        self, inherited: dict[str, str], planned: dict[str, str], local_rank: int, local_size: int
+    ) -> list[tuple[int, ...]]:
+        set_variables(inherited, planned)
         if os.environ.get("FAILS_AT") == str(local_rank):
             raise OSError("the chip is in use")
         if os.environ.get("DIES_AT") == str(local_rank):

@@ -32,7 +32,11 @@ ELSEWHERE = {
     "transformers_tpu": "xla/test_example.py",
 }
 # Run as a user types it; the others' `main` is called below, with settings of the test's.
-SCRIPTS = {"horovod_simple": [], "transformers_horovod": ["--samples=1", "--epochs=1"]}
+SCRIPTS = {
+    "horovod_simple": [],
+    "transformers_horovod": ["--samples=1", "--epochs=1"],
+    "lightning_ddp": ["--samples=2", "--epochs=3"],
+}
 FILES = sorted(
     path for path in EXAMPLES.glob("*.*") if path.suffix in (".py", ".ipynb") and path.stem not in SHARED
 )
@@ -66,7 +70,8 @@ def test_an_address_reaches_ray_and_the_size_of_the_cluster_is_printed(
 
 
 @pytest.mark.parametrize(
-    "name", ["transformers_horovod", pytest.param("horovod_simple", marks=pytest.mark.contract)]
+    "name",
+    ["transformers_horovod", "lightning_ddp", pytest.param("horovod_simple", marks=pytest.mark.contract)],
 )
 def test_a_script_runs_to_its_end(ray_session: Any, name: str, tmp_path: Path) -> None:
     ran = run_python(

@@ -21,7 +21,7 @@ from processes import eventually
 import horovod_tune
 from horovod_tune.channel.packing import pack, unpack
 from horovod_tune.errors import MetricsError, NotInTraining
-from horovod_tune.messages import CheckpointPlace, RankInfo, TrialRequest
+from horovod_tune.messages import CheckpointPlace, LongWait, RankInfo, TrialRequest
 from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session as session_module
 from horovod_tune.session.committed_state import CommittedState, States
@@ -407,3 +407,14 @@ def test_a_number_may_be_returned_and_an_empty_dict_is_no_report():
     for output in (numpy.float32(0.5), 0, {}, None):
         session_module.handle_output(live, output)
     assert [each.metrics for each in sent] == [{"_metric": 0.5}, {"_metric": 0}]
+
+
+@pytest.mark.parametrize(("rank", "sent"), [(0, []), (1, [LongWait(1, 1)])])
+def test_a_rank_that_waits_long_in_a_report_says_so_except_rank_0(monkeypatch, rank, sent):
+    monkeypatch.setattr(session_module, "LONG_WAIT_S", 0.05)
+    live, messages = make_session(rank)
+    thread, _ = _in_thread(lambda: live.report({"loss": 1}))
+    thread.join(0.3)
+    live.acknowledge(1)
+    thread.join(10)
+    assert [each for each in messages if isinstance(each, LongWait)] == sent

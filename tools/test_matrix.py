@@ -53,11 +53,11 @@ COMBINATIONS = {
         f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
     },
 }
-# The shapes of private APIs, and real trials: on reused workers, with failures and checkpoints.
+# The shapes of private APIs, and real trials: one after the other, with failures and checkpoints.
 QUICK = [
     "tests/test_compatibility.py",
     "tests/trials/test_checkpoints.py",
-    "tests/trials/test_warm_in_tune.py",
+    "tests/trials/test_trial.py",
 ]
 # Also the reader of the files that Tune writes for an experiment, and the searcher.
 CORE = [*QUICK, "tests/analysis/test_results.py", "tests/search/test_bayesopt.py"]

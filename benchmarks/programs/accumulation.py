@@ -1,11 +1,10 @@
-"""What 500 trials leave behind in the same warm workers: memory, threads, files, ports, shared memory."""
+"""What 500 trials leave behind: in the processes that outlive a trial, as ranks, and in shared memory."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ import psutil
 from ray import tune
 
 from benchmarks.programs import trials
+from benchmarks.programs.trials import processes_of_trials
 
 # The number of trials after which nothing may grow any more.
 SETTLED = 20
-WHAT = ("memory_mb", "threads", "files", "ports", "shared_memory_mb")
+WHAT = ("memory_mb", "threads", "files", "ports", "ranks", "shared_memory_mb")
 
 
 def train(config: dict[str, Any]) -> None:
@@ -43,29 +43,24 @@ class Watch(tune.Callback):
 
     def __init__(self) -> None:
         self.rows: list[list[float]] = []
+        # Of processes that outlive a trial.
         self.pids: set[int] = set()
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
         row = [0.0] * len(WHAT)
-        for process in self._processes_of_trials():
-            self.pids.add(process.pid)
-            ports = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
-            row[0] += process.memory_info().rss / 1e6
-            row[1] += process.num_threads()
-            row[2] += process.num_fds()
-            row[3] += len(ports)
-        row[4] = psutil.disk_usage("/dev/shm").used / 1e6
-        self.rows.append(row)
-
-    def _processes_of_trials(self) -> Iterator[psutil.Process]:
-        """Yield the coordinators and the ranks; not all descend from this process."""
-        (raylet,) = (each for each in psutil.Process().children(recursive=True) if each.name() == "raylet")
-        for process in psutil.process_iter(["name"]):
-            if not process.info["name"].startswith(("ray::TrainingA", "ray::train")):
+        for kind, process in processes_of_trials():
+            if kind == "rank":  # of this trial, or forked for the next one
+                row[4] += 1
                 continue
-            with contextlib.suppress(psutil.NoSuchProcess):  # a process of another Ray
-                if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
-                    yield process
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ports = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+                row[0] += process.memory_info().rss / 1e6
+                row[1] += process.num_threads()
+                row[2] += process.num_fds()
+                row[3] += len(ports)
+                self.pids.add(process.pid)
+        row[5] = psutil.disk_usage("/dev/shm").used / 1e6
+        self.rows.append(row)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ours: a function of 2 ranks on warm workers, with Horovod or with torch.distributed."""
+"""Ours: a function of 2 ranks, with Horovod or with torch.distributed."""
 
 from __future__ import annotations
 

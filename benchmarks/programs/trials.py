@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -10,8 +11,11 @@ import shutil
 import statistics
 import tempfile
 import time
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import ray
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
@@ -21,6 +25,15 @@ REPORTS = 3
 SECONDS_A_STEP = 0.7
 AT_ONCE = 4
 RANKS = 2
+# Set in every process of a program's Ray, to a text of its own.
+MARK = "HOROVOD_TUNE_BENCHMARK"
+# The names, cut to what Linux keeps of them, of the processes of trials.
+KINDS = {
+    "coordinator": "ray::train",
+    "training actor": "ray::TrainingAc",
+    "template": "horovod_tune_te",
+    "rank": "horovod_rank",
+}
 
 
 class RandomSearch(Searcher):
@@ -52,6 +65,7 @@ class Ends(tune.Callback):
 def start_ray(num_cpus: int = 8, **more: Any) -> None:
     """Start Ray for this program. ``num_cpus`` may be more than the machine has."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+    os.environ[MARK] = uuid.uuid4().hex
     ray.init(
         "local",
         num_cpus=num_cpus,
@@ -60,6 +74,25 @@ def start_ray(num_cpus: int = 8, **more: Any) -> None:
         logging_level="ERROR",
         **more,
     )
+
+
+def processes_of_trials() -> Iterator[tuple[str, psutil.Process]]:
+    """Yield the processes of this program's trials, each with its kind; not all descend from this one."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # of another program
+            if process.environ().get(MARK) != os.environ[MARK]:
+                continue
+            kind = kind_of(process)
+            parent = process.parent()
+            if kind == "template" and parent is not None and kind_of(parent) == kind:
+                kind = "rank"  # it has just been forked
+            if kind is not None:
+                yield kind, process
+
+
+def kind_of(process: psutil.Process) -> str | None:
+    name = process.name()
+    return next((kind for kind, start in KINDS.items() if name.startswith(start)), None)
 
 
 def search(

@@ -1,6 +1,6 @@
 """Seconds that `hvd.init()` takes for N ranks on this machine, from its last call to its last return.
 
-Under `horovodrun`, in a first trial, and in a second trial on the same workers.
+Under `horovodrun`, in a first trial, and in a second one, whose ranks are new processes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def by_trials(size: int) -> dict[str, float]:
         folders = [tempfile.mkdtemp(dir=storage) for _ in range(2)]
         config = {"folder": tune.grid_search(folders)}
         tune.run(trainable, config=config, storage_path=storage, max_concurrent_trials=1, verbose=0)
-        cold, warm = (seconds_of(folder, size) for folder in folders)
-    return {"init_s": cold, "warm_init_s": warm}
+        first, second = (seconds_of(folder, size) for folder in folders)
+    return {"init_s": first, "second_init_s": second}
 
 
 if __name__ == "__main__":

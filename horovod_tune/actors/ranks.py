@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import RankInfo, WorkerInfo
+from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 
 
 def assign_ranks(nodes: Sequence[str], first_node: str) -> list[RankInfo]:
@@ -69,6 +69,16 @@ def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) 
     for worker, _ in by_local_rank:
         visible.setdefault(worker.node_id, []).extend(worker.gpu_ids)
     return [",".join(visible[worker.node_id]) or None for worker in workers]
+
+
+def own_gpu(assignment: Assignment, gpu_ids: Sequence[object]) -> int | None:
+    """Return the index of a rank's own GPU, which Ray reserved for it, among those that it sees.
+
+    >>> own_gpu(Assignment((), {"CUDA_VISIBLE_DEVICES": "2,3"}), [3])
+    1
+    """
+    visible = assignment.environment.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",").index(str(gpu_ids[0])) if visible else None
 
 
 def interfaces() -> dict[str, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from horovod_tune.actors.host_template import HostTemplate
 from horovod_tune.actors.outbox import Outbox
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.actors.rank_process import RankProcess, Supervisor
-from horovod_tune.actors.ranks import interfaces
+from horovod_tune.actors.ranks import interfaces, own_gpu
 from horovod_tune.channel.report_channel import ChannelToken
 from horovod_tune.errors import StartFailed
 from horovod_tune.files.process_start import process_start
@@ -37,6 +37,7 @@ from horovod_tune.messages import (
     Finished,
     ImportsSeen,
     LogChunk,
+    LongWait,
     Message,
     NeedsWorld,
     RankBegin,
@@ -155,9 +156,7 @@ class TrainingActor:
         self._outbox = outbox
         ranks = [each.rank for each in assignment.rank_infos]
         self._number = ranks[0]
-        gpu = None
-        if visible := assignment.environment.get("CUDA_VISIBLE_DEVICES"):
-            gpu = visible.split(",").index(str(ray.get_gpu_ids()[0]))
+        gpu = own_gpu(assignment, ray.get_gpu_ids())
         rank = self._rank or self.start_process(assignment.channel_token)
         function, parameters = ray.get(request.function), self._share(request.parameters)
         context = ray.get_runtime_context()
@@ -286,6 +285,9 @@ class TrainingActor:
 
     def _receive(self, message: dict[str, Any]) -> None:
         match message:
+            case {"kind": "report" | "pickled_report"} if self._number != 0:
+                if (process := self._rank) is not None:
+                    process.kill("it sent a report, which only rank 0 may do")
             case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "pickled_report", "index": index, "pickled": metrics, "checkpoint_path": path}:
@@ -301,6 +303,8 @@ class TrainingActor:
                 self._outbox.put(AwaitedRanks(names))
             case {"kind": "imports", "seconds": seconds}:
                 self._outbox.put(ImportsSeen(seconds))
+            case {"kind": "long_wait", "rank": rank, "report": report}:
+                self._outbox.put(LongWait(rank, report))
 
     def record_ending(self, message: Finished | Failed) -> None:
         """Report that a training function has ended, unless that was done, or another process runs it."""

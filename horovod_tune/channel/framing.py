@@ -41,6 +41,7 @@ RANK_MESSAGES: Schema = {
     "needs_world": {"error": str, "stalled": str},
     "awaited": {"names": dict},
     "imports": {"seconds": dict},
+    "long_wait": {"rank": int, "report": int},
     "call": _CALL,
     "reply": _REPLY,
 }

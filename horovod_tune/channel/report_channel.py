@@ -71,8 +71,9 @@ class Listener:
         _, user, _ = _CREDENTIALS.unpack(credentials)
         if user != os.geteuid():
             return None
+        end.setblocking(False)  # `recv_fds` ignores its flags
         try:
-            shown, ends, _, _ = socket.recv_fds(end, _SECRET_BYTES, 1, socket.MSG_DONTWAIT)
+            shown, ends, _, _ = socket.recv_fds(end, _SECRET_BYTES, 1)
         except OSError:
             return None
         channels = [socket.socket(fileno=each) for each in ends]

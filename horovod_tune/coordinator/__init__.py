@@ -1,1 +1,1 @@
-"""Runs in the coordinator actor, one per trial: starts, polls, resets and stops workers."""
+"""Runs in the coordinator actor, one per trial: starts, polls and stops workers."""

@@ -1,6 +1,6 @@
 """The interface that every backend implements: a worker's actor, and the launcher that starts workers.
 
-A *worker* is a Ray actor that runs one rank, or with torch_xla all ranks of a host. The coordinator calls
+A *worker* is a Ray actor that starts one rank, or with torch_xla all ranks of a host. The coordinator calls
 workers only through these methods.
 """
 

@@ -15,6 +15,7 @@ VERBS = {
     FailureKind.DIED: "died",
     FailureKind.UNRESPONSIVE: "stopped responding",
     FailureKind.RETURNED: "returned from the training function, while others wait for it in a collective",
+    FailureKind.AHEAD: "reports more often than rank 0",
     FailureKind.STALLED: "waited in a collective that not all ranks entered",
     FailureKind.HUNG: "hung",
     FailureKind.DISCONNECTED: "lost contact with the others",

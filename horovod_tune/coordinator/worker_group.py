@@ -23,6 +23,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits
+from horovod_tune.coordinator.uneven_reports import STACK_INTERVAL_S, UnevenReports
 from horovod_tune.coordinator.workers import EventQueue, Worker, replies_to
 from horovod_tune.coordinator.world import World
 from horovod_tune.errors import TrainingFailed, death_text
@@ -34,6 +35,7 @@ from horovod_tune.messages import (
     Finished,
     ImportsSeen,
     LogChunk,
+    LongWait,
     NeedsWorld,
     Report,
     TrialRequest,
@@ -72,6 +74,7 @@ class WorkerGroup:
         self._returned_before: set[int] = set()
         # The `names` of the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
+        self._uneven = UnevenReports()
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial on all ranks, once the workers have started; raises StartFailed as `World.form`."""
@@ -104,9 +107,21 @@ class WorkerGroup:
                 raise self._failed()
             if not self.world.running:
                 return Finished(0)
-            self._listen(self.world.tick_s)
+            is_ahead = bool(self._uneven.ahead(self.world.reports))
+            self._listen(min(self.world.tick_s, STACK_INTERVAL_S) if is_ahead else self.world.tick_s)
             self.world.advance(entered)
+            self._check_reports()
             keep_logs()
+
+    def _check_reports(self) -> None:
+        """Fail the trial if a rank waits in a report that rank 0 never makes."""
+        reports, now = self.world.reports, time.monotonic()
+        if not self._uneven.request_is_due(reports, now):
+            return
+        if found := self._uneven.find(reports, self.world.hosts, self.world.running, now):
+            self.world.failures.append(found)
+        for worker in self.world.members:
+            worker.actor.reply_now.remote()
 
     def _acknowledge(self, index: int, checkpoint: CheckpointPlace | None) -> None:
         if checkpoint is not None:
@@ -158,8 +173,12 @@ class WorkerGroup:
                 case Failed(rank=rank):
                     worker.running.discard(rank)
                     self.world.failures.append(message)
-                case LogChunk():
+                case LogChunk(rank=rank, stack=stack):
                     self._logs.append(message)
+                    if stack:
+                        self._uneven.record_stack(rank, stack, time.monotonic())
+                case LongWait():
+                    self._uneven.record_wait(message)
                 case ImportsSeen(seconds=seconds):
                     self._name_imports(seconds)
                 case AwaitedRanks(names=names):
@@ -171,6 +190,7 @@ class WorkerGroup:
                             early = failures.returned_early(rank, hosts[rank], names[rank])
                             self.world.failures.append(early)
                 case NeedsWorld() if self.world.limits.is_elastic:
+                    self._uneven = UnevenReports()
                     self.world.record_left(worker, message)
                 case _:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
@@ -215,6 +235,9 @@ class WorkerGroup:
         # The world ends with the process of a rank that has returned.
         hosts, waiting = self.world.hosts, list(found)
         found += [failures.returned_early(rank, hosts[rank], "a collective", waiting) for rank in early]
+        if any(each.kind is FailureKind.STALLED for each in found):
+            ahead = self._uneven.failure(self.world.reports, self.world.hosts)
+            found += [ahead] if ahead is not None else []
         if failures.needs_cause(found):
             for worker in missing:
                 self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 # How much of one rank's output a trial keeps.
 LOG_BYTES = 16 << 20
 # The most bytes of one stream that are read at once, so that both streams fit into the log.
 TAKE_BYTES = LOG_BYTES // 2
-_RAYS_MARKERS = (b":job_id:", b":task_name:", b":actor_name:")
 _LEFT_OUT = re.compile(rb"\[horovod_tune: (\d+) bytes of this log are left out here\]\n")
 # More than that line has.
 _MARKER_BYTES = 100
@@ -57,46 +55,3 @@ def append(path: Path, text: bytes, *, limit: int = LOG_BYTES) -> None:
         short = shorten(file.read() + text, limit // 2)
         file.truncate(0)
         file.write(short)
-
-
-def read_after(
-    offsets: Sequence[int], paths: Sequence[str], limit: int = TAKE_BYTES
-) -> tuple[bytes, list[int]]:
-    """Return what a Ray worker's output files hold after ``offsets``, and the offsets of what comes later.
-
-    Ray's own marker lines are left out. If a file has more than ``limit`` new bytes, only its first and last
-    lines are returned.
-    """
-    parts, ends = [], sizes(paths)
-    for path, offset, end in zip(paths, offsets, ends, strict=True):
-        start = offset if end >= offset else 0  # Ray has begun a new file
-        if end > start:
-            parts.append(_read(path, start, end, limit))
-    lines = b"".join(parts).splitlines(keepends=True)
-    return b"".join(line for line in lines if not line.startswith(_RAYS_MARKERS)), ends
-
-
-def _read(path: str, start: int, end: int, limit: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        if end - start <= limit:
-            return file.read(end - start)
-        half = limit // 2
-        head = file.read(half)
-        head = head[: head.rfind(b"\n") + 1] or head
-        file.seek(end - half - 1)
-        tail = file.read(half + 1)
-        tail = tail[tail.find(b"\n", 0, -1) + 1 :]
-        missing = end - start - len(head) - len(tail)
-        return head + left_out(missing) + tail
-
-
-def sizes(paths: Sequence[str]) -> list[int]:
-    return list(map(size_of, paths))
-
-
-def size_of(path: str) -> int:
-    try:
-        return os.path.getsize(path)  # 0 for a pipe or a terminal
-    except OSError:
-        return 0

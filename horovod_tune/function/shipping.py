@@ -49,8 +49,8 @@ class Pickler(cloudpickle.Pickler):
                 "it is an hvd.DistributedOptimizer that was made in the driver, where Horovod has no ranks "
                 "(it and its model must be made after the function's hvd.init())"
             )
-        for module, name in _WORLD_BOUND:
-            kind = getattr(sys.modules.get(module), name, None)
+        for its_module, name in _WORLD_BOUND:
+            kind = getattr(sys.modules.get(its_module), name, None)
             if kind is not None and isinstance(obj, kind):
                 raise _MadeInDriver(f"it is a {name} that was made in the driver, for the driver's one rank")
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:  # such as torch.backends.cudnn

@@ -64,9 +64,10 @@ def _session() -> tuple[str, str] | None:
 def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[[dict[str, Any]], Any]:
     """Bind large objects (a model, a data set) to ``func(config, **parameters)``; returns ``bound(config)``.
 
-    Replaces ``ray.tune.with_parameters``. All ranks of a host share the memory of the tensors: a model made
-    in the driver is not copied for each rank. A rank that changes a tensor copies only the pages that it
-    changes, and the next trial finds the original values. A NumPy array is copied for each rank.
+    Replaces ``ray.tune.with_parameters``, whose objects ranks cannot fetch. All ranks of a host share the
+    memory of the tensors: a model made in the driver is not copied for each rank. A rank that changes a
+    tensor copies only the pages that it changes, and the next trial finds the original values. Other objects,
+    such as NumPy arrays, are copied: pass large arrays as tensors (``torch.from_numpy``).
 
     Args:
         func: the training function; a generator function works too.

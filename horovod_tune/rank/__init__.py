@@ -1,1 +1,1 @@
-"""Runs in every rank, whatever its backend."""
+"""The template of a host, and the ranks that it forks, whatever their backend."""

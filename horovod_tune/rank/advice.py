@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import traceback
+from bdb import BdbQuit
 
 from horovod_tune.errors import exception_chain
 from horovod_tune.rank.imports import is_installed, top_level
+
+# The functions of Ray Train that have no namesake in Ray Tune.
+_OF_RAY_TRAIN = ("get_dataset_shard", "get_device", "get_devices", "prepare_model", "prepare_data_loader")
 
 
 def advice_on(error: BaseException) -> str:
@@ -15,17 +19,44 @@ def advice_on(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return _advice_on_exit(error)
     for each in exception_chain(error):
+        if _is_of_debugger(each):
+            return (
+                "\nbreakpoint() needs a terminal, which a rank does not have. Attach a debugger to the rank: "
+                "debugpy.listen(5678 + get_world().rank); debugpy.wait_for_client()\n"
+            )
+        if _is_of_ray_train(each):
+            return (
+                "\nFunctions of Ray Train do not work in a rank of horovod_tune. Use torch.device('cuda', "
+                "get_world().gpu) for get_device; DistributedDataParallel or hvd.DistributedOptimizer for "
+                "prepare_model; a DataLoader with a DistributedSampler for prepare_data_loader; "
+                "dataset.split(get_world().size)[get_world().rank], of a dataset in config, for "
+                "get_dataset_shard; and report, get_checkpoint and get_world of horovod_tune.\n"
+            )
         if isinstance(each, FileNotFoundError):
             return _advice_on_missing_file(each)
         text = str(each) if isinstance(each, pickle.PicklingError | AttributeError | RuntimeError) else ""
         if "__main__" in text and ("pickle" in text or "get attribute" in text):
             return (
-                "\nRanks cannot import your script (__main__), so its classes and functions cannot be "
-                "pickled by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a "
-                "whole model fail. Put the classes and functions into a module that the script imports; or "
-                "use 'fork', and save model.state_dict().\n"
+                "\nPickle finds the functions and classes of your script (__main__) by their names, but not "
+                "those that are defined in a function, nor the script's other variables in processes that "
+                "'spawn' or 'forkserver' starts, such as DataLoader workers. Put them into a module that the "
+                "script imports; or use 'fork', and save model.state_dict().\n"
             )
     return ""
+
+
+def _is_of_debugger(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = {frame.f_globals.get("__name__") for frame in frames}
+    return isinstance(error, BdbQuit) or not modules.isdisjoint({"ray.util.rpdb", "ray.util.debugpy"})
+
+
+def _is_of_ray_train(error: BaseException) -> bool:
+    """Return True if Ray Train has raised ``error``, or one of its functions was looked for in ray.tune."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_its_own = bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("ray.train.")
+    is_missing = isinstance(error, AttributeError) and "module 'ray.tune' has no attribute" in str(error)
+    return is_its_own or (is_missing and getattr(error, "name", None) in _OF_RAY_TRAIN)
 
 
 def _advice_on_exit(error: SystemExit) -> str:

@@ -35,6 +35,7 @@ from horovod_tune.messages import (
     Failed,
     FailureKind,
     Finished,
+    LongWait,
     Message,
     NeedsWorld,
     RankBegin,
@@ -144,9 +145,8 @@ class Rank:
         return status
 
     def _prepare(self, begin: RankBegin) -> None:
-        if begin.environment:
-            os.environ.clear()
-            os.environ.update(begin.environment)
+        # What imports of the template have set, stays.
+        os.environ.update(begin.environment)
         os.chdir(begin.directory)
         rank_connection.prepare(begin.ray)
         script.send_to_spawned()
@@ -181,7 +181,7 @@ class Rank:
     # What follows runs in the thread of the training function.
 
     def _send(self, copies: HostCopies, message: Message) -> None:
-        if not isinstance(message, Report):
+        if not isinstance(message, Report | LongWait):
             # The function has ended or left its world: the coordinator gets its output before this message.
             copies.release_all()
             flush_streams()
@@ -192,6 +192,8 @@ class Rank:
                 self._control.send("finished", rank=rank, has_returned=int(has_returned))
             case Failed(rank=rank, kind=kind, traceback=text):
                 self._control.send("failed", rank=rank, failure_kind=kind.value, traceback=text)
+            case LongWait():
+                self._control.send("long_wait", **vars(message))
             case NeedsWorld(error=error, stalled=stalled):
                 self._control.send("needs_world", error=error, stalled=stalled)
         if isinstance(message, Finished | Failed):

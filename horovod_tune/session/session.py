@@ -23,7 +23,7 @@ from horovod_tune.errors import (
     NotSynchronised,
     encodable,
 )
-from horovod_tune.messages import CheckpointPlace, NeedsWorld, RankInfo, Report, TrialRequest
+from horovod_tune.messages import CheckpointPlace, LongWait, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.session.reported_values import checkpoint_path, merge_metrics, plain_metrics
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 COMMIT_FILE = "horovod_tune_commit.pkl"
 # Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
 RANK_VARIABLE = "HOROVOD_TUNE_RANK"
+# How long a rank waits in `report` before it says so: rank 0 may never report as often.
+LONG_WAIT_S = 5.0
 
 
 class StopTraining(BaseException):
@@ -57,7 +59,7 @@ class Session:
         request: TrialRequest,
         rank_info: RankInfo,
         *,
-        send: Callable[[Report | NeedsWorld], None],
+        send: Callable[[Report | NeedsWorld | LongWait], None],
         fetch: Callable[[CheckpointPlace], Checkpoint],
     ) -> None:
         self.request = request
@@ -109,16 +111,19 @@ class Session:
         if self.rank_info.rank == 0:
             self._send(Report(self.reports, plain, path))
         with self._condition:
+            if not self._condition.wait_for(self._report_is_over, LONG_WAIT_S) and self.rank_info.rank:
+                self._send(LongWait(self.rank_info.rank, self.reports))
             # No timeout here: the coordinator releases every rank when the trial ends in any way, and
             # this process dies with the coordinator.
-            self._condition.wait_for(
-                lambda: self._stopped or self._world_is_broken or self._released >= self.reports
-            )
+            self._condition.wait_for(self._report_is_over)
             if self._stopped:
                 raise StopTraining
             if self._released < self.reports:
                 raise self.world_error("the world has changed while report() was waiting")
             self._use_stored()
+
+    def _report_is_over(self) -> bool:
+        return self._stopped or self._world_is_broken or self._released >= self.reports
 
     def _use_stored(self) -> None:
         """Make the newest checkpoint the one that is stored with the newest report up to `reports`.

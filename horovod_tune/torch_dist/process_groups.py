@@ -170,15 +170,19 @@ class ProcessGroups:
                 with contextlib.suppress(RuntimeError, AttributeError):  # older releases have no abort()
                     group.abort()
 
+    def end(self) -> None:
+        """Destroy the groups of this world."""
+        self._ended += self.all()
+        self._destroy()
+
     def leave(self) -> None:
-        """Destroy the groups of a world that this rank leaves for another one."""
+        """Destroy and forget the groups of a world that this rank leaves for another one."""
+        self.end()
         self.sockets.forget()
-        self._ended = self.all()
         self._worlds_left += 1
         for mesh in self._meshes.values():
             mesh._pg_registry.clear()
         self._meshes.clear()
-        self._destroy()
         self.store = None
 
     def _destroy(self) -> None:

@@ -186,7 +186,7 @@ class TorchWorld(RankBackend):
         self._groups.abort()
 
     def end(self, *, has_returned: bool) -> None:
-        """Make ranks that wait in a collective for this rank get an error; groups end with the process."""
+        """Raise an error in ranks that wait for this one. Gloo's groups end with the process."""
         if (store := self._groups.store) is None:  # no world was entered, or it has ended
             return
         if has_returned:
@@ -195,9 +195,12 @@ class TorchWorld(RankBackend):
             self._watch_over.set()
             self._watch.join(NCCL_JOIN_TIMEOUT_S)
             self._watch = None
-        if self._use_gpu and not has_returned:
-            # Otherwise, destroying an NCCL group may wait for collectives that a lost rank never enters.
-            self._groups.abort()
+        if self._use_gpu:
+            # Not only with the process: a kernel that others wait for may still run on this rank's GPU.
+            if not has_returned:
+                # Otherwise, destroying an NCCL group may wait for collectives that a lost rank never enters.
+                self._groups.abort()
+            self._groups.end()
         self._groups.sockets.shut_down()  # what was sent still arrives
         store.publish("ended")
         if has_returned:

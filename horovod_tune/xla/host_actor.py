@@ -88,21 +88,17 @@ class HostActor:
         self._processes = [self._actors[0].start_process()]
         inherited = self._actors[0].environment()
         environments = [{**plan.environment, **each} for each in plan.of_each] or [plan.environment]
-
-        def set_up(process: RankProcess, environment: dict[str, str]) -> int:
-            number: int = _ask(process, "set_up", inherited, environment)
-            return number
-
         if not plan.of_each:
-            environments *= set_up(self._processes[0], plan.environment)
+            environments *= _ask(self._processes[0], "count_processes", inherited, plan.environment)
+        if not environments:
+            raise RuntimeError("torch_xla finds no TPU chip on this host")
         size = len(environments)
         self._actors += [TrainingActor(*self._arguments) for _ in range(size - len(self._actors))]
         self._processes += [actor.start_process() for actor in self._actors[1:size]]
 
         def launch(local_rank: int) -> list[RankInfo]:
-            process = self._processes[local_rank]
-            set_up(process, environments[local_rank])
-            return [RankInfo(*each) for each in _ask(process, "launch", local_rank, size)]
+            own = self._processes[local_rank], environments[local_rank]
+            return [RankInfo(*each) for each in _ask(own[0], "launch", inherited, own[1], local_rank, size)]
 
         with ThreadPoolExecutor(size) as threads:
             calls = [threads.submit(launch, local_rank) for local_rank in range(size)]

@@ -42,13 +42,8 @@ class TorchXla(RankBackend):
         import torch_xla.core.xla_model
         import torch_xla.debug.metrics  # noqa: F401
 
-    def set_up(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
-        """Set this process's environment; return how many processes torch_xla would start on this host.
-
-        Args:
-            inherited: the host actor's environment.
-            planned: the variables of the `LaunchPlan` for this process.
-        """
+    def count_processes(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
+        """Return how many processes torch_xla would start on this host; arguments as `launch`'s."""
         self.load()
         set_variables(inherited, planned)
         import torch_xla.runtime as xr
@@ -59,11 +54,20 @@ class TorchXla(RankBackend):
             return int(plugins.default().physical_chip_count())
         return int(tpu.num_local_processes()) if xr.device_type() == "TPU" else 1
 
-    def launch(self, local_rank: int, local_size: int) -> list[tuple[int, ...]]:
-        """Start the runtime in process ``local_rank`` of ``local_size`` on this host; return its `RankInfo`s.
+    def launch(
+        self, inherited: dict[str, str], planned: dict[str, str], local_rank: int, local_size: int
+    ) -> list[tuple[int, ...]]:
+        """Start the runtime, which waits for the slice's other processes; return this one's `RankInfo`s.
 
-        It waits for the slice's other processes. The ranks' numbers are as if their host were the only one.
+        The ranks' numbers are as if their host were the only one.
+
+        Args:
+            inherited: the host actor's environment.
+            planned: the variables of the `LaunchPlan` for this process.
+            local_rank, local_size: its place among the host's processes, and their number.
         """
+        self.load()
+        set_variables(inherited, planned)
         import torch_xla
         import torch_xla.core.xla_model as xm
         import torch_xla.runtime as xr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +12,8 @@ import ray
 
 from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.gloo import gloo_backend
-from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
+from horovod_tune.messages import Assignment, RankInfo, RankRejoin, WorkerInfo
+from horovod_tune.rank import process
 from horovod_tune.spec.trial_spec import make_spec
 
 INTERFACES = {"lo": ("127.0.0.1",), "eth0": ("10.0.0.5",), "ib0": ("10.9.0.5",)}
@@ -53,11 +53,8 @@ def test_a_rank_with_a_gpu_gets_settings_for_nccl(
     of_the_machine: str | None,
     in_the_rank: str,
 ) -> None:
-    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [0])
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": of_the_machine} if of_the_machine else {})
-    rank = object.__new__(TrainingActor)
-    rank._channel = None
-    rank.assign(replace(assign(use_gpu=True, nics=nics), channel_token=None))
+    process.set_variables(assign(use_gpu=True, nics=nics))
     assert os.environ["NCCL_SOCKET_IFNAME"] == in_the_rank
     assert os.environ["HOROVOD_GLOO_IFACE"] == (nics or "lo")
 
@@ -70,15 +67,12 @@ def test_nccl_avoids_the_loopback_if_the_trial_may_grow_to_another_host(assign: 
 
 
 def test_a_rank_keeps_its_gpu_when_its_local_rank_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [3])
-    rank = object.__new__(TrainingActor)
-    rank._channel, rank._forming = None, threading.Lock()
-    rank._training = rank._output = Mock()
-    rank.assign(Assignment((RankInfo(1, 2, 1, 2, 0, 1),), {"CUDA_VISIBLE_DEVICES": "2,3", "SIZE": "2"}))
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "2,3", "SIZE": "2"})
+    rank = object.__new__(process.Rank)
+    rank._forming = threading.Lock()
     alone = Assignment((RankInfo(0, 1, 0, 1, 0, 1),), {"CUDA_VISIBLE_DEVICES": "3", "SIZE": "1"})
-    rank.rejoin(alone, 1, 0, b"")
-    assert rank._gpu == 1 and os.environ == {"CUDA_VISIBLE_DEVICES": "2,3", "SIZE": "1"}
+    rank._rejoin(Mock(), RankRejoin(alone, 1, 0, b""))
+    assert os.environ == {"CUDA_VISIBLE_DEVICES": "2,3", "SIZE": "1"}
 
 
 def test_a_rank_without_a_gpu_gets_no_settings_for_nccl(assign: Any) -> None:
@@ -92,10 +86,11 @@ def test_a_rank_has_the_gpu_that_ray_reserved_whatever_the_machine_shows(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # as Ray leaves it if it may not set it
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: [1])
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.5")
-    rank = object.__new__(TrainingActor)
-    rank._node_id = rank._host = "a"
-    rank._output = Mock(paths=())
-    assert rank.describe().gpu_ids == ("1",)
+    actor = object.__new__(TrainingActor)
+    actor._node_id = actor._host = "a"
+    actor._rank = Mock()
+    monkeypatch.setattr(actor, "_prepare", Mock())
+    assert actor.describe().gpu_ids == ("1",)
 
 
 @pytest.mark.parametrize(("node", "address"), [("a", "127.0.0.1"), ("b", "127.0.0.2")])

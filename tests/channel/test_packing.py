@@ -108,7 +108,7 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
-    data = frame(pack({"kind": "finished", "has_returned": 1})) + frame(
+    data = frame(pack({"kind": "finished", "rank": 0, "has_returned": 1})) + frame(
         pack({"kind": "needs_world", "error": "", "stalled": "x"})
     )
     got = []
@@ -118,7 +118,7 @@ def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Chann
         assert there
         got += messages
     assert got == [
-        {"kind": "finished", "has_returned": 1},
+        {"kind": "finished", "rank": 0, "has_returned": 1},
         {"kind": "needs_world", "error": "", "stalled": "x"},
     ]
     other.shutdown(socket.SHUT_WR)
@@ -154,7 +154,7 @@ def test_a_length_beyond_bounds_or_an_unknown_type_is_an_error(
         None,
         {"no": "kind"},
         {"kind": "run", "code": "print()"},
-        {"kind": "finished", "has_returned": 1, "more": 1},
+        {"kind": "finished", "rank": 0, "has_returned": 1, "more": 1},
         {"kind": "report", "run": 1, "index": "1", "metrics": {}, "checkpoint_path": None},
         {"kind": "report", "run": 1, "index": True, "metrics": {}, "checkpoint_path": None},
         {"kind": "report", "run": 1, "index": 1, "metrics": [], "checkpoint_path": None},

@@ -10,7 +10,7 @@ from fake_workers import REQUEST, TIMEOUT_S, Clock, FakeActor, FakeTrial, failed
 
 from horovod_tune.channel.framing import frame
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.messages import FailureKind, Finished, LogChunk, NeedsWorld, Report
+from horovod_tune.messages import FailureKind, Finished, LogChunk, LongWait, NeedsWorld, Report
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 LOST = "HorovodInternalError: connection closed"
@@ -52,6 +52,46 @@ def test_an_actor_that_dies_in_begin_is_named_by_rank_and_host(clock: Clock) -> 
     trial.group.begin(REQUEST)
     assert trial.error().startswith("rank 2 of 3 on host2 died:")
     trial.group.close()
+
+
+# -- ranks that report differently often
+
+WAITS = (
+    '  File "train.py", line 7, in train\n  File "/torch/distributed/distributed_c10d.py", line 9, in wait\n'
+)
+SAVES = '  File "train.py", line 8, in train\n  File "/torch/serialization.py", line 9, in save\n'
+
+
+def begin_ahead(make: Callable[..., FakeTrial], stack: str, reports: int) -> FakeTrial:
+    """Begin a trial in which rank 0 made ``reports`` reports, and rank 1 waits in its second one."""
+    trial = make(2)
+    for _ in range(reports):
+        trial.next_report()
+    rank_0, rank_1 = trial.actors
+    rank_0.replies["reply_now"] = lambda: rank_0.reply_to_poll(LogChunk(0, b"", stack))
+    rank_1.reply_to_poll(LongWait(1, 2))
+    return trial
+
+
+def test_a_rank_that_reports_more_often_than_rank_0_is_soon_the_error(make: Callable[..., FakeTrial]) -> None:
+    trial = begin_ahead(make, WAITS, 1)
+    began = trial.clock.now
+    text = trial.error()
+    assert text.startswith(
+        "rank 1 of 2 on host1 reports more often than rank 0:\n"
+        "it waits in its report() number 2, while rank 0, which has made 1, waits in a collective: "
+    )
+    assert "line 7, in train" in text
+    assert trial.clock.now - began < 60
+
+
+@pytest.mark.parametrize(("stack", "reports"), [(SAVES, 1), ("", 1), (WAITS, 2)])
+def test_a_rank_may_wait_long_for_rank_0_that_is_in_no_collective(
+    make: Callable[..., FakeTrial], stack: str, reports: int
+) -> None:
+    trial = begin_ahead(make, stack, reports)
+    trial.report_in(600.0)
+    assert isinstance(trial.group.next_event(), Report)
 
 
 # -- lost workers

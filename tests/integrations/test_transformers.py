@@ -109,10 +109,7 @@ def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continue
     assert all(each.metrics["eval_loss"] > 0 for each in reports)
     facts = [json.loads(Path(directory, f"rank_{rank}.json").read_text()) for rank in range(workers.size)]
     assert facts == [{"reports": 2, "trainers_world": 2 if joined else 1, "at": 2}] * workers.size
-    if problems := workers.group.end_trial():
-        # Only what Accelerate keeps for itself, or joined, is in the way of the next trial.
-        assert joined or all("accelerate" in each or "transformers" in each for each in problems), problems
-        workers.group.close()
+    assert workers.group.end_trial()
     here = ray.get_runtime_context().get_node_id()
     start = CheckpointPlace(str(stored), node_id=here)
     workers.begin(train, start=start, steps=3, checkpoint=True, count_processes=is_plain)

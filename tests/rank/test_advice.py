@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import pickle
-import signal
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -87,8 +86,8 @@ def test_sys_exit_is_explained(code: object) -> None:
 def test_an_error_of_a_parser_of_arguments_is_explained(
     monkeypatch: pytest.MonkeyPatch, parse: Callable[[], object]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=10.0.0.1"])
-    assert "it is Ray's, not your command line" in advice_of(parse)
+    monkeypatch.setattr(sys, "argv", ["horovod_tune_template", "--unknown"])
+    assert "in a rank, it is empty, not your command line" in advice_of(parse)
 
 
 def test_a_command_that_exits_when_it_has_ended_is_explained() -> None:
@@ -96,13 +95,40 @@ def test_a_command_that_exits_when_it_has_ended_is_explained() -> None:
     assert "click called sys.exit(0)" in text and "standalone_mode=False" in text
 
 
-def test_a_signal_handler_is_explained() -> None:
-    with ThreadPoolExecutor(1) as threads:
-        setting = threads.submit(signal.signal, signal.SIGTERM, signal.SIG_DFL)
-    assert "runs in a thread of its rank" in advice_of(setting.result)
-
-
 def test_an_error_about_main_is_explained() -> None:
     kind = type("Data", (), {"__module__": "__main__"})
     text = advice_of(lambda: pickle.dumps(kind()))
     assert "into a module that the script imports" in text and "state_dict" in text
+
+
+def test_functions_of_ray_train_have_a_line_with_what_to_use() -> None:
+    import ray.train
+    import ray.train.torch
+    import ray.tune
+
+    def own_error() -> None:
+        raise RuntimeError("of the function itself")
+
+    for call, is_of_train in [
+        (ray.train.torch.get_device, True),
+        (lambda: ray.train.get_dataset_shard("train"), True),
+        (lambda: ray.tune.get_dataset_shard("train"), True),
+        (lambda: ray.tune.no_such_function(), False),
+        (own_error, False),
+    ]:
+        with pytest.raises((RuntimeError, AttributeError)) as caught:
+            call()
+        assert ("get_world().gpu) for get_device" in advice_on(caught.value)) == is_of_train
+
+
+def test_a_breakpoint_is_explained_with_how_to_attach_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray sets this in its workers, and ranks have their environment.
+    for hook in ("ray.util.rpdb.set_trace", ""):
+        monkeypatch.setenv("PYTHONBREAKPOINT", hook)
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+
+        def debug() -> None:
+            breakpoint()
+            raise ValueError("not reached")
+
+        assert "debugpy.listen(5678 + get_world().rank)" in advice_of(debug)

@@ -41,7 +41,7 @@ def train(config: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def trials(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One trial for each case, on workers that are kept from one to the next."""
+    """One trial for each case, one after the other on the same training actors."""
     analysis = tune.run(
         DistributedTrainableCreator(train, num_slots=2),
         config={"case": tune.grid_search(list(CASES)), "lr": 0.5, "text": "x"},

@@ -225,6 +225,32 @@ def test_a_process_that_dies_while_it_starts_fails_the_start_with_its_end(worker
     assert re.match(said, str(caught.value))
 
 
+@pytest.mark.slow
+def test_a_host_without_chips_fails_the_start(workers: Workers) -> None:
+    with_plan(workers, of_each=False, PROCESSES="0")
+    with pytest.raises(StartFailed, match=r"(?s)the ranks of .* did not start:\ntorch_xla finds no TPU chip"):
+        workers.begin(wait_for_ever)
+
+
+@pytest.mark.slow
+def test_a_report_of_another_rank_than_0_fails_the_trial(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import horovod_tune
+        from horovod_tune.messages import Report
+        from horovod_tune.session import session
+
+        live = session.current()
+        assert live is not None
+        if live.rank_info.rank == 1:
+            live._send(Report(1, {"loss": 0.0}))
+        horovod_tune.report(loss=1.0)
+        horovod_tune.report(loss=1.0)
+
+    workers.begin(train)
+    with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*which only rank 0 may do"):
+        workers.events()
+
+
 def write_facts(config: dict[str, Any]) -> None:
     import horovod_tune
     from horovod_tune.session import session

@@ -111,6 +111,17 @@ def most_bytes_of_a_function() -> float:
     return float(FUNCTION_SIZE_ERROR_THRESHOLD - _BYTES_OF_A_CLASS)
 
 
+@Patch(
+    "resume_or_start does not warn of a num_samples that is not used",
+    "ray.tune:Tuner uses _local_tuner",
+    "ray.tune.impl.tuner_internal:TunerInternal uses _tune_config num_samples",
+).otherwise(None)
+def num_samples_of(tuner: Any) -> int | None:
+    """Return the `num_samples` of a restored tuner; None through Ray Client."""
+    local = getattr(tuner, "_local_tuner", None)
+    return None if local is None else int(local._tune_config.num_samples)
+
+
 def resources_of_nodes() -> list[dict[str, float]]:
     """Return the resources of each live node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]

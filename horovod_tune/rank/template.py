@@ -163,6 +163,7 @@ class Template:
         self._settings = settings
         self._listener = socket.socket(fileno=settings.listener)
         self._listener.setblocking(False)
+        self._listener.set_inheritable(False)  # by ranks that are new programs
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         # By pid: the connection of the actor whose rank it is.
@@ -247,11 +248,15 @@ class Template:
         if not data:
             self._drop(connection)
             return None
-        request = json.loads(data)
-        if request["kind"] == "share":
-            self._share(connection, request["name"], descriptors)
-            return None
-        start = self._start_rank(connection, descriptors)
+        match _parsed(data), descriptors:
+            case {"kind": "share", "name": str() as name}, [] | [_]:
+                self._share(connection, name, descriptors)
+                return None
+            case {"kind": "start"}, [_, _, _]:
+                start = self._start_rank(connection, descriptors)
+            case _:  # another process of this user, which is no actor of ours
+                start = None
+                self._drop(connection)
         if start is None:
             for each in descriptors:
                 os.close(each)
@@ -392,9 +397,17 @@ def peer_user(connection: socket.socket) -> int:
     return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
 def _send(connection: socket.socket, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the actor has ended; `_receive` finds out
-        connection.send(data)
+    # The actor has ended, which `_receive` finds out, or is suspended, for which the others must not wait.
+    with contextlib.suppress(OSError):
+        connection.send(data, socket.MSG_DONTWAIT)
 
 
 def _kill(pid: int, *, group_only: bool = False) -> None:

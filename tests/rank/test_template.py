@@ -241,6 +241,12 @@ def test_a_stranger_that_connects_changes_nothing(
         other.connect(str(path))
         ranks = Ranks(host_template)
         assert ranks.run().status == 0
+        for said in (b"GET / HTTP/1.1", b"[]", b"{}", b'{"kind": "share"}', b'{"kind": "start"}'):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as another:
+                another.connect(str(path))
+                another.send(said)
+                assert json.loads(another.recv(4096))["kind"] == "ready"
+                assert another.recv(4096) == b"", "it is disconnected"
     assert ranks.run().status == 0
 
 

@@ -80,6 +80,7 @@ def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_named_
     (tmp_path / "horovod" / "__init__.py").touch()
     (tmp_path / "horovod-0.27.0.dist-info").mkdir()
     (tmp_path / "horovod-0.27.0.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.27.0\n")
+    (tmp_path / "horovod-0.27.0.dist-info" / "RECORD").write_text("horovod/__init__.py,,\n")
     for library, why in (
         (None, "no compiled library"),
         (b"\0" * 100, "not built with Gloo"),
@@ -95,6 +96,24 @@ def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_named_
             timeout=60,
         )
         assert why in ran.stderr and "horovod-tune install-horovod" in ran.stderr
+
+
+@pytest.mark.long
+def test_a_folder_that_hides_the_installed_horovod_is_named(tmp_path):
+    pytest.importorskip("horovod")
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").touch()
+    code = "from horovod_tune.gloo.gloo_backend import require_installed as check; check()"
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
+        )
+    assert f"{tmp_path}/horovod/__init__.py hides the installed Horovod" in raised.value.stderr
 
 
 @pytest.mark.parametrize(

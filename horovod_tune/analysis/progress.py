@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import io
 import math
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any, SupportsFloat
 
 from ray.tune import Callback
 
+from horovod_tune.analysis.encoding import OTHER_SIGNS
 from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.printable import counted, digits_for, one_line, printable, sparkline
@@ -247,6 +249,8 @@ def _view(stream: Any, live: bool | None) -> View:
     shell = type(ipython.get_ipython()).__name__ if ipython is not None else ""
     in_notebook = stream is None and shell == "ZMQInteractiveShell"
     stream = stream or sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors=OTHER_SIGNS)  # for terminals that are not UTF-8
     has_rich = importlib.util.find_spec("rich") is not None
     if live is None:
         live = has_rich and (in_notebook or getattr(stream, "isatty", lambda: False)())

@@ -15,7 +15,7 @@ from horovod_tune.actors.rank_backend import PlacedRank
 from horovod_tune.errors import BackendMissing
 from horovod_tune.gloo.horovod_world import HorovodWorld
 from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.horovod_build.installed import installed_horovod
+from horovod_tune.horovod_build.installed import UNHIDE, hiding_file, installed_horovod
 from horovod_tune.messages import RankInfo
 from horovod_tune.spec.trial_spec import TrialSpec
 
@@ -25,6 +25,8 @@ _CURE = "Run `horovod-tune install-horovod`."
 
 def require_installed() -> None:
     """Raise BackendMissing, with the cure, if Horovod is missing or unsuitable; does not import it."""
+    if (hiding := hiding_file("horovod")) is not None:
+        raise BackendMissing(f"{hiding} hides the installed Horovod. {UNHIDE}")
     package = importlib.util.find_spec("horovod")
     if package is None or not package.submodule_search_locations:
         raise BackendMissing(f"Horovod is not installed. {_CURE}")

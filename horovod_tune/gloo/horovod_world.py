@@ -107,10 +107,10 @@ class HorovodWorld(RankBackend):
         try:
             known = {(name,): getattr(basics, name)() for name in _RANK_METHODS}
             self._cached = {**known, **{(name, 0): getattr(basics, name)(0) for name in _PROCESS_SET_METHODS}}
-        except ValueError:
+        except ValueError as error:
             raise ValueError(
                 "Horovod initialization failed: the world was shut down as soon as it had formed"
-            ) from None
+            ) from error
 
     def _get(self, name: str, real: Any, basics: Any, *arguments: Any) -> Any:
         """Return what the method ``name`` returns, or in an aborted world what it returned before.

@@ -401,3 +401,10 @@ def test_in_a_notebook_one_output_is_redrawn_in_place(monkeypatch, capsys, clock
     callback.on_experiment_end([])
     assert shown[-1] == "<div></div>"
     assert "search ended: 1 of 2 trials ended" in capsys.readouterr().out
+
+
+def test_a_terminal_that_is_not_utf_8_gets_other_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1", write_through=True))
+    progress_module._view(None, live=False).write("a · é ▁█ …")
+    assert written.getvalue() == b"a \xb7 \xe9 _# ~\n"

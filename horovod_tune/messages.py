@@ -197,11 +197,15 @@ class Assignment:
 
 @dataclass(frozen=True)
 class RayAddress:
-    """How a rank connects to the cluster of its search, if its training function uses Ray."""
+    """How a rank connects to the cluster of its search, if its training function uses Ray.
+
+    ``gpu_ids`` are what `ray.get_gpu_ids` returns in its training actor, and so in the rank.
+    """
 
     address: str
     namespace: str
     runtime_env: dict[str, Any]
+    gpu_ids: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

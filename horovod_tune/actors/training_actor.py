@@ -169,7 +169,12 @@ class TrainingActor:
             host=self._host,
             copies=self._copies,
             gpu=gpu,
-            ray=RayAddress(context.gcs_address, context.namespace, dict(context.runtime_env)),
+            ray=RayAddress(
+                context.gcs_address,
+                context.namespace,
+                dict(context.runtime_env),
+                tuple(ray.get_gpu_ids()),
+            ),
         )
         self.running = set(ranks)
         rank.send("begin", pickled=pickle.dumps(begin))

@@ -109,9 +109,10 @@ def import_all(make_backend: Callable[[], Any], preload: Sequence[str]) -> tuple
     Raises:
         ImportError: a module of ``preload`` cannot be imported. The message names it.
     """
-    from horovod_tune.ray_compat import tune_session
+    from horovod_tune.ray_compat import rank_connection, tune_session
 
     tune_session.prepare_rank_process()
+    rank_connection.leave_ids_to_ranks()
     backend = make_backend()
     problem = ""
     with contextlib.suppress(Exception):  # the rank loads it again, and reports the error
@@ -123,9 +124,15 @@ def import_all(make_backend: Callable[[], Any], preload: Sequence[str]) -> tuple
         except BaseException as error:  # any, also SystemExit: the module is the user's choice
             text = "".join(traceback.format_exception_only(error)).strip()
             raise ImportError(f"the module {name!r} of preload= cannot be imported: {text}") from error
-        if not problem and (found := unclean()):
+        if not problem and (found := unclean() or _shared_ids()):
             problem = f"the import of {name} {found}"
     return backend, problem
+
+
+def _shared_ids() -> str:
+    from horovod_tune.ray_compat import rank_connection
+
+    return "has drawn ids of Ray's, which ranks would draw again" if rank_connection.forks_share_ids() else ""
 
 
 def unclean() -> str:
@@ -331,7 +338,7 @@ class Template:
             name = self._later.pop()
             with contextlib.suppress(Exception):  # a rank that needs it raises the error
                 importlib.import_module(name)
-            if found := unclean():
+            if found := unclean() or _shared_ids():
                 self._problem = f"the import of {name} {found}"
         _keep_at_exit()
         gc.collect()

@@ -40,10 +40,45 @@ _LAUNCH_HOOKS = Patch(
 # What unpickling a reference, or the handle of an actor, calls: it needs the connection.
 _NEED_A_CONNECTION = ("_object_ref_deserializer", "_actor_handle_deserializer", "_rdt_ref_deserializer")
 
+_CLASS_IDS = Patch(
+    "ranks start as new programs after the import of a module that defines Ray actors, such as ray.tune",
+    "ray.actor:_make_actor uses ActorClassID from_random",
+)
+
 _address: RayAddress | None = None
 _has_warned = False
 # Threads may use Ray at once. Reentrant, since Ray may call `connect` while it connects.
 _connecting = threading.RLock()
+
+
+class _ClassIds:
+    """Makes the ids of actor classes without Ray's generator of random numbers."""
+
+    @staticmethod
+    def from_random() -> Any:
+        return ray.ActorClassID(os.urandom(ray.ActorClassID.size()))
+
+
+def leave_ids_to_ranks() -> None:
+    """Keep imports from using Ray's generator in this process: its forks would draw the same ids."""
+    if _CLASS_IDS.fits:
+        ray.actor.ActorClassID = _ClassIds  # type: ignore[misc,assignment]
+
+
+def forks_share_ids() -> bool:
+    """Return True if two forks of this process would draw the same ids, and so be one worker to Ray."""
+    drawn = []
+    for _ in range(2):
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.write(writes, ray.WorkerID.from_random().binary())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writes)
+        with open(reads, "rb") as file:
+            drawn.append(file.read())
+    return drawn[0] == drawn[1]
 
 
 def prepare(address: RayAddress) -> None:
@@ -56,6 +91,7 @@ def prepare(address: RayAddress) -> None:
     wrap(ray, "init")(_join)
     for name in _OTHERS:
         wrap(ray, name)(_connect_first)
+    wrap(ray, "get_gpu_ids")(lambda original: list(address.gpu_ids))
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
         ray.remote_function._task_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
         ray.actor._actor_launch_hook = _warn_of_long_waits  # type: ignore[assignment]

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import eventually
+from processes import eventually, run_python
 
 from horovod_tune.actors.host_template import HostTemplate
 from horovod_tune.actors.rank_process import RankProcess, Supervisor
@@ -283,3 +283,26 @@ def test_many_ranks_leave_nothing_behind(connect: Callable[..., HostTemplate]) -
     )
     time.sleep(0)  # let Python drop the last rank
     assert len(ranks.ended) == 31 and sys.getrefcount(rank) < 10
+
+
+IDS = """
+from horovod_tune.ray_compat import rank_connection
+import ray
+
+rank_connection.leave_ids_to_ranks()
+import ray.tune
+
+print(rank_connection.forks_share_ids())
+
+@ray.remote
+class Actor: ...
+
+print(rank_connection.forks_share_ids())
+ray.WorkerID.from_random()
+print(rank_connection.forks_share_ids())
+"""
+
+
+def test_forks_draw_ids_of_their_own_unless_their_parent_has_drawn_some() -> None:
+    """Two workers of one id mix up their objects: Ray ends one with "an unexpected system state"."""
+    assert run_python("-c", IDS).stdout.split() == ["False", "False", "True"]

@@ -81,12 +81,11 @@ def _horovod(info: NodeInfo) -> str:
     return f"{horovod.version}  {built}; {'broken' if horovod.error else works}"
 
 
-# Paths are not cut, so that they can be copied.
-_WHOLE_WORDS = {"break_on_hyphens": False, "break_long_words": False}
-
-
 def _wrap(text: str, first: str) -> list[str]:
     width = min(WIDTH, max(40, shutil.get_terminal_size((WIDTH, 24)).columns))
     # A command will be copied, so it is not broken in the middle of a word.
     indent = " " * len(first)
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, **_WHOLE_WORDS)
+    # Paths are not cut, so that they can be copied.
+    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = first, indent
+    return wrapper.wrap(text)

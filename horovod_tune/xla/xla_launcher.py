@@ -27,7 +27,7 @@ from horovod_tune.xla.host_actor import LAUNCH_TIMEOUT_S, HostActor
 from horovod_tune.xla.topology import LaunchPlan
 from horovod_tune.xla.torch_xla_runtime import TorchXla
 
-# How often a host actor is asked for a sign of life while its ranks start.
+# How often the heartbeat of a host actor is checked while its ranks start.
 HEARTBEAT_S = 5.0
 
 

@@ -85,6 +85,7 @@ def end_process(status: int, loaded: Container[str]) -> NoReturn:
             module = sys.modules[name]
             if not is_installed(getattr(module, "__file__", None) or "built-in"):
                 vars(module).clear()
+        rank_connection.end_script()
         gc.collect()
     except BaseException:  # any, also SystemExit of a handler: as in Python, it is printed
         traceback.print_exc()

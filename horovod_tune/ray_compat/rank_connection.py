@@ -141,6 +141,10 @@ def _connect_first(original: Callable[..., Any], *arguments: Any, **keywords: An
     return original(*arguments, **keywords)
 
 
+# The globals of the functions that were unpickled here.
+_namespaces: list[dict[str, Any]] = []
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, pickled: bytes) -> None:
         super().__init__(io.BytesIO(pickled))
@@ -167,11 +171,22 @@ def loads(pickled: bytes) -> Any:
     """
     unpickler = _Unpickler(pickled)
     loaded = unpickler.load()
+    _namespaces.extend(unpickler.namespaces)
     for namespace in unpickler.namespaces:
         if namespace.get("__name__") == "__main__":
             new = {name: value for name, value in namespace.items() if not name.startswith("__")}
             vars(sys.modules["__main__"]).update(new)
     return loaded
+
+
+def end_script() -> None:
+    """Drop what the script's functions have left in its globals, as Python does when it exits."""
+    for namespace in _namespaces:
+        if namespace.get("__name__") == "__main__":
+            for name in namespace.keys() & vars(sys.modules["__main__"]).keys():
+                if not name.startswith("__"):
+                    del vars(sys.modules["__main__"])[name]
+        namespace.clear()
 
 
 def _warn_of_long_waits(descriptor: Any, resources: Any, strategy: Any) -> None:

@@ -109,6 +109,7 @@ def import_all(make_backend: Callable[[], Any], preload: Sequence[str]) -> tuple
     Raises:
         ImportError: a module of ``preload`` cannot be imported. The message names it.
     """
+    from horovod_tune.rank import process  # noqa: F401 - what `boot` runs
     from horovod_tune.ray_compat import rank_connection, tune_session
 
     tune_session.prepare_rank_process()

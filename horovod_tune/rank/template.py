@@ -139,8 +139,9 @@ def _shared_ids() -> str:
 
 def unclean() -> str:
     """Return what in this process a fork would not survive, as the end of a sentence; empty if nothing."""
-    threads = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
-    if len(sys._current_frames()) > 1 or threads:
+    # Not by their names only: `threading` does not know all, and keeps some that have ended.
+    if len(sys._current_frames()) > 1:
+        threads = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
         return f"has started a thread ({', '.join(threads) or 'of another kind'})"
     if _cuda_is_started():
         return "has started CUDA"

@@ -206,6 +206,40 @@ def test_after_an_import_that_starts_a_thread_ranks_are_new_programs(
     assert "the import of template_starts_thread has started a thread (of an import)" in printed
 
 
+THREADS = """
+import _thread, sys, threading, time
+from horovod_tune.rank import template
+
+def known(end, began):
+    threading.current_thread()  # `threading` keeps it from now on, also when it has ended
+    began.release()
+    end.acquire()
+
+def unknown(end, began):
+    began.release()
+    end.acquire()
+
+print(repr(template.unclean()))
+for function in (unknown, known):
+    end, began = _thread.allocate_lock(), _thread.allocate_lock()
+    end.acquire(), began.acquire()
+    _thread.start_new_thread(function, (end, began))
+    began.acquire()
+    print(repr(template.unclean()))
+    end.release()
+    while len(sys._current_frames()) > 1:
+        time.sleep(0.01)
+    print(repr(template.unclean()))
+"""
+
+
+def test_threads_that_python_does_not_know_count_until_they_end() -> None:
+    printed = run_python("-c", THREADS).stdout.splitlines()
+    assert printed[::2] == ["''"] * 3
+    assert printed[1] == "'has started a thread (of another kind)'"
+    assert printed[3].startswith("'has started a thread (Dummy-")
+
+
 def test_connections_to_ray_and_devices_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

@@ -83,18 +83,14 @@ class RankProcess:
             channel.close()
             os.close(self.output.write_end)
 
-    def hand_over_channel(self, token: ChannelToken | None) -> bool:
-        """Give the coordinator its end of the rank's channel; return False if reports go through Ray."""
+    def hand_over_channel(self, token: ChannelToken | None) -> None:
+        """Give the coordinator its end of the rank's channel. Where that fails, reports go through Ray."""
         with self.channel:
-            if token is None:
-                return False
-            try:
-                hand_over(token, self.channel)
-            except OSError as error:
-                # The coordinator may be in another container, for example.
-                logger.warning("reports go through Ray: the coordinator cannot be reached: %s", error)
-                return False
-            return True
+            if token is not None:
+                try:
+                    hand_over(token, self.channel)
+                except OSError as error:  # the coordinator may be in another container, for example
+                    logger.warning("reports go through Ray: the coordinator cannot be reached: %s", error)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message, unless the process has ended, which is reported by its end."""

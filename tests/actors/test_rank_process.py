@@ -88,6 +88,14 @@ def test_its_output_is_known_before_a_message_that_follows_it(
     assert messages == [("awaited", b"last words")]
 
 
+def test_what_it_printed_before_it_ended_without_a_message_is_known(
+    rank: RankProcess, started: Started
+) -> None:
+    os.write(started.output, b"last words")
+    rank.end(-11)
+    assert rank.exit_text().endswith("last words") and rank.output.take() == b"last words"
+
+
 def test_what_it_sent_and_printed_before_its_end_is_known(
     rank: RankProcess, started: Started, messages: list[tuple[str, bytes]]
 ) -> None:

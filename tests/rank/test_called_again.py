@@ -241,6 +241,19 @@ def test_before_init_nothing_can_be_committed(call: Callable[[CommittedState], A
     assert not committed.can_restore
 
 
+def test_it_has_not_finished_if_a_collective_failed_unnoticed(run: Any) -> None:
+    """Its result may come from an invalid tensor."""
+
+    def ends_in_a_broken_world(config: dict[str, Any]) -> None:
+        live = current()
+        assert live is not None
+        live.break_world(was_unnoticed=True)
+
+    (failed,) = run(ends_in_a_broken_world, is_elastic=False)
+    assert failed.kind is FailureKind.DISCONNECTED
+    assert "a collective failed before the training function returned" in failed.traceback
+
+
 def test_in_a_trial_of_a_fixed_size_it_is_called_once(run: Any) -> None:
     (ending,) = run(Breaks(), is_elastic=False)
     assert isinstance(ending, Failed)

@@ -95,17 +95,28 @@ def test_a_rank_is_a_session_with_new_random_numbers_and_an_empty_input(
     connect: Callable[..., HostTemplate],
 ) -> None:
     program = """
-import json, random, sys, threading
+import gc, json, random, signal, sys, threading
 import numpy
 is_main = threading.current_thread() is threading.main_thread()
+def target(entry):
+    try:
+        return os.readlink(f"/proc/self/fd/{entry}")
+    except FileNotFoundError:  # that of the list
+        return ""
 print(json.dumps({"sid": os.getsid(0) == os.getpid(), "main": is_main,
     "threads": threading.active_count(), "input": sys.stdin.read(), "arguments": sys.argv[1:],
+    "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "children": signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL, "wakeup": signal.set_wakeup_fd(-1),
+    "collects": gc.isenabled(), "frozen": gc.get_freeze_count() > 0,
+    "sockets": sum(target(entry).startswith("socket") for entry in os.listdir("/proc/self/fd")),
     "random": random.random(), "numpy": numpy.random.rand()}))
 """
     ranks = Ranks(connect(program))
     first, second = (json.loads(output_of(ranks.run())) for _ in range(2))
     assert first["random"] != second["random"] and first["numpy"] != second["numpy"]
     expected = {"sid": True, "main": True, "threads": 1, "input": "", "arguments": []}
+    expected |= {"interrupt": True, "children": True, "wakeup": -1, "collects": True, "frozen": True}
+    expected["sockets"] = 2  # to its actor and its coordinator; none of the template's own
     assert {name: first[name] for name in expected} == expected
 
 
@@ -198,10 +209,13 @@ def test_a_module_that_cannot_be_imported_is_named(connect: Callable[..., HostTe
 def test_after_an_import_that_starts_a_thread_ranks_are_new_programs(
     connect: Callable[..., HostTemplate], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    program = "import threading; print(threading.active_count(), 'template_starts_thread' in sys.modules)"
+    program = (
+        "import gc, threading\n"
+        "print(threading.active_count(), 'template_starts_thread' in sys.modules, gc.isenabled())"
+    )
     rank = Ranks(connect(program, preload=("template_starts_thread",))).run()
     # The new program imports the module too, with its thread.
-    assert (rank.status, output_of(rank)) == (0, "2 True\n")
+    assert (rank.status, output_of(rank)) == (0, "2 True True\n")
     printed = capfd.readouterr().out
     assert "the import of template_starts_thread has started a thread (of an import)" in printed
 
@@ -238,6 +252,32 @@ def test_threads_that_python_does_not_know_count_until_they_end() -> None:
     assert printed[::2] == ["''"] * 3
     assert printed[1] == "'has started a thread (of another kind)'"
     assert printed[3].startswith("'has started a thread (Dummy-")
+
+
+LATER = """
+import gc, socket, sys
+import ray
+from horovod_tune.rank import template
+
+made = template.Template(template.Settings(socket.socket(socket.AF_UNIX).detach(), "", object))
+for name in ("json", "no_such_module", *sys.argv[1:]):
+    made._later = [name]
+    made._import_later()
+    print(made._later, gc.isenabled(), made._problem)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        ("template_starts_thread", "has started a thread (of an import)"),
+        ("template_draws_ids", "has drawn ids of Ray's, which ranks would draw again"),
+    ],
+)
+def test_what_an_idle_template_imports_is_checked(module: str, problem: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([HERE, *sys.path])}
+    printed = run_python("-c", LATER, module, env=environment).stdout.splitlines()
+    assert printed == ["[] True "] * 2 + [f"[] True the import of {module} {problem}"]
 
 
 def test_connections_to_ray_and_devices_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,3 @@
+import ray
+
+ray.WorkerID.from_random()

@@ -111,7 +111,9 @@ print(json.dumps({"sid": os.getsid(0) == os.getpid(), "main": is_main,
     "sockets": sum(target(entry).startswith("socket") for entry in os.listdir("/proc/self/fd")),
     "random": random.random(), "numpy": numpy.random.rand()}))
 """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for programs in the background
     ranks = Ranks(connect(program))
+    signal.signal(signal.SIGINT, before)
     first, second = (json.loads(output_of(ranks.run())) for _ in range(2))
     assert first["random"] != second["random"] and first["numpy"] != second["numpy"]
     expected = {"sid": True, "main": True, "threads": 1, "input": "", "arguments": []}

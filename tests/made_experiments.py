@@ -13,10 +13,9 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from horovod_tune.analysis import analyze
+from horovod_tune.analysis import Analysis, analyze
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, TrialRecord
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import parse_limit
 
 START = 1_790_000_000.0

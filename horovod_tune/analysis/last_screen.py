@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pyarrow.fs import FileType
@@ -17,10 +17,8 @@ from horovod_tune.analysis.experiment_metadata import searcher_metadata
 from horovod_tune.analysis.reader.folders import has_uri, shown_place
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.scoring import kept, non_dominated, value_of
+from horovod_tune.analysis.search_progress import Progress
 from horovod_tune.analysis.trial_details import error_line
-
-if TYPE_CHECKING:
-    from horovod_tune.analysis.progress import Progress
 
 # At most this many failures are printed; the others are only counted.
 _FAILURES = 5

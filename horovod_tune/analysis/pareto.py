@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,10 +12,8 @@ import pandas as pd
 from horovod_tune import bounds
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.reader.plain_values import iteration_of
+from horovod_tune.analysis.results import Results
 from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated, value_of
-
-if TYPE_CHECKING:
-    from horovod_tune.analysis.results import Analysis
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class ParetoFront:
     indices in `points`, sorted by the first metric, best first.
     """
 
-    analysis: Analysis
+    analysis: Results
     metrics: dict[str, str]
     points: np.ndarray
     places: list[tuple[int, int]]
@@ -79,7 +76,7 @@ class ParetoFront:
         return self.dataframe().to_html(index=False)
 
 
-def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
+def pareto_front(analysis: Results, metrics: Mapping[str, str]) -> ParetoFront:
     """See `Analysis.pareto_front`."""
     if not isinstance(metrics, Mapping) or len(metrics) < 2:
         example = '{"accuracy": "max", "latency_ms": "min"}'

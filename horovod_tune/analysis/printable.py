@@ -6,6 +6,7 @@ import math
 import pprint
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,38 @@ def counted(number: int, noun: str) -> str:
     ('1 trial', '2,000 trials')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text, short for floats.
+
+    >>> text_of(0.1 + 0.2), text_of(True), text_of("adam")
+    ('0.3', 'True', 'adam')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.21), duration(95), duration(3 * 3600 + 120), duration(200_000)
+    ('3.2 s', '1 min 35 s', '3 h 2 min', '2 d 7 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def moment(unix_s: float) -> str:
+    """
+    >>> moment(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def digits_for(values: Sequence[float] | np.ndarray, least: int) -> int:

@@ -16,18 +16,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from horovod_tune.analysis.open_experiment import several_runs
-from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline
-from horovod_tune.analysis.report.run_summary import (
+from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline, text_of
+from horovod_tune.analysis.results import Results
+from horovod_tune.analysis.run_summary import (
     comparison_text,
     run_summary,
     state_text,
     trials_text,
     wall_text,
 )
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import error_line, iterations_of
-from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
 _CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, and again of problems
@@ -36,7 +34,7 @@ _NAME, _TEXT, _GAP = 12, 24, 3
 
 
 def view(
-    analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True, is_live: bool = False
+    analysis: Results, *, rows: int = 20, width: int = 100, with_summary: bool = True, is_live: bool = False
 ) -> Group:
     """Return the experiment for rich to print: the best trial, a table of trials, failures, a summary.
 
@@ -45,8 +43,8 @@ def view(
     known = (state_text(analysis), trials_text(analysis), wall_text(analysis))
     head = Text.assemble(_safe(analysis.name, "bold"), _safe("  " + " · ".join(filter(None, known))))
     parts: list[RenderableType] = [head, Text()]
-    if len(analysis.runs) > 1:
-        parts += [_safe(several_runs(analysis.record), "yellow"), Text()]
+    if note := analysis.record.runs_note:
+        parts += [_safe(note, "yellow"), Text()]
     parts += [*_best(analysis, is_live), _table(analysis, rows, width), Text()]
     errors = analysis.errors()
     if errors:
@@ -75,7 +73,7 @@ def _safe(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
-def _best(analysis: Analysis, is_live: bool) -> list[RenderableType]:
+def _best(analysis: Results, is_live: bool) -> list[RenderableType]:
     if not analysis.has_best:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text.assemble(
@@ -111,7 +109,7 @@ class _Column:
         return max(cell_len(self.title(longest)), *(cell.cell_len for cell in self.cells), 0)
 
 
-def _table(analysis: Analysis, rows: int, width: int) -> Table:
+def _table(analysis: Results, rows: int, width: int) -> Table:
     order = analysis.ranked[:rows]
     trials = [analysis.trials[number] for number in order]
     status = _Column("status", [_safe(t.shown_status, _STYLES.get(t.status, "")) for t in trials])
@@ -132,7 +130,7 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         columns.append(_Column(name, [Text(_short(numbers[number])) for number in order], True))
         spare.insert(0, columns[-1])
     columns.append(iterations)
-    found = varying_parameters(analysis)
+    found = analysis.varying_parameters
     columns += [_Column(one.name, [_safe(_short(one.values[number])) for number in order]) for one in found]
 
     def fits(longest: int) -> bool:
@@ -171,20 +169,20 @@ def _short(value: Any) -> str:
 
 
 def watch(
-    analysis: Analysis,
+    analysis: Results,
     screen: Console,
     *,
     interval_s: float = 5.0,
     rows: int = 20,
     sleep: Callable[[float], None] = time.sleep,
-) -> Analysis:
+) -> Results:
     """Refresh the view of a running experiment every `interval_s` seconds until it has ended.
 
     Ctrl-C ends it earlier. The last view stays on the screen; if the console is not a terminal, no other view
     is printed. Returns the experiment as it was last read.
     """
 
-    def fitting(seen: Analysis) -> Group:
+    def fitting(seen: Results) -> Group:
         fit = max(3, min(rows, screen.height - 18))
         return view(seen, rows=fit, width=screen.width, with_summary=False, is_live=True)
 

@@ -6,14 +6,13 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from horovod_tune.analysis.frames import flatten
+from horovod_tune.analysis.printable import text_of
 from horovod_tune.analysis.reader.records import Domain
-from horovod_tune.analysis.results import Analysis
 
 _LOG_SPAN = 100.0  # if the space is not recorded, positive numbers over two decades may get a log axis
 _LOG_MEDIAN = 0.25  # … if their median is below this fraction of the largest (evenly spread ones: half)
@@ -64,20 +63,9 @@ class Parameter:
         return low, high
 
 
-def text_of(value: Any) -> str:
-    """Return a value as text, short for floats.
-
-    >>> text_of(0.1 + 0.2), text_of(True), text_of("adam")
-    ('0.3', 'True', 'adam')
-    """
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-@lru_cache(maxsize=1)  # an analysis never changes
-def varying_parameters(analysis: Analysis) -> list[Parameter]:
-    """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
-    domains = analysis.record.domains
-    flat = [flat_config(config, domains) for config in analysis.configs]
+def find_varying(configs: Sequence[Mapping[str, Any]], domains: Mapping[str, Domain]) -> list[Parameter]:
+    """Return the hyperparameters with at least two values, in the configurations' order."""
+    flat = [flat_config(config, domains) for config in configs]
     found = []
     for name in dict.fromkeys(name for config in flat for name in config):
         values = tuple(config.get(name) for config in flat)

@@ -9,7 +9,7 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis.last_screen import last_screen
-from horovod_tune.analysis.progress import Progress
+from horovod_tune.analysis.search_progress import Progress
 
 
 def trial(

@@ -11,9 +11,12 @@ from made_experiments import changed, made_experiment
 
 go = pytest.importorskip("plotly.graph_objects")
 
-from horovod_tune.analysis import analyze, plots  # noqa: E402
+from horovod_tune.analysis import (  # noqa: E402
+    Analysis,
+    analyze,
+    plots,
+)
 from horovod_tune.analysis.plots.style import OKABE_ITO, hover_texts, log_axis  # noqa: E402
-from horovod_tune.analysis.results import Analysis  # noqa: E402
 from horovod_tune.analysis.scoring import parse_limit  # noqa: E402
 
 ONE_FIGURE = (

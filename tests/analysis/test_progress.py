@@ -18,7 +18,7 @@ pytest.importorskip("rich")
 
 from horovod_tune.analysis import ProgressCallback, analyze
 from horovod_tune.analysis import progress as progress_module
-from horovod_tune.analysis.progress import Progress
+from horovod_tune.analysis.search_progress import Progress
 
 
 def tune_trial(name: str, **more: object) -> SimpleNamespace:

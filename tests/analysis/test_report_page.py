@@ -13,11 +13,10 @@ import pytest
 import yaml
 from made_experiments import changed, made_experiment
 
-from horovod_tune.analysis import analyze, plots
+from horovod_tune.analysis import Analysis, analyze, plots
 from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.run_summary import run_summary, usage
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.run_summary import run_summary, usage
 
 EVIL = (
     '</script><script>document.title="owned"</script><img src=x onerror=alert(1)> & "quoted" \u2028 {{data}}'

@@ -13,10 +13,10 @@ import pytest
 from made_experiments import START, changed, made_experiment, read, reporting, written
 from pyarrow import fs as pafs
 
-from horovod_tune.analysis import analyze, results
+from horovod_tune.analysis import Analysis, analyze, results
 from horovod_tune.analysis.plots.learning_curves import best_steps
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.results import Analysis, MetricUnknown
+from horovod_tune.analysis.results import MetricUnknown
 from horovod_tune.analysis.trial_details import hosts_of
 
 NAN, INF = math.nan, math.inf

@@ -18,10 +18,9 @@ import pandas as pd
 import pytest
 from made_experiments import changed, made_experiment, written
 
-from horovod_tune.analysis import analyze, export
+from horovod_tune.analysis import Analysis, analyze, export
 from horovod_tune.analysis.analysis_commands import add_parsers
 from horovod_tune.analysis.printable import sparkline
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import parse_limit
 
 pytest.importorskip("rich")

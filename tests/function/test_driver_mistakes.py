@@ -19,7 +19,7 @@ from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError
-from horovod_tune.function import shipping
+from horovod_tune.function import pickling, shipping
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.with_parameters import pack_values
 
@@ -107,7 +107,7 @@ def test_an_optimizer_of_the_driver_is_refused_by_name(train: str, where: str) -
     ("send", "where"),
     [
         (pack_values, r"^parameter 'of' of with_parameters .* its \['a'\]\.own, which"),
-        (shipping.refuse_horovod_of_driver, r"^config .* config\['of'\]\['a'\]\.own, which"),
+        (pickling.refuse_horovod_of_driver, r"^config .* config\['of'\]\['a'\]\.own, which"),
     ],
 )
 def test_an_optimizer_of_the_driver_is_refused_beside_the_function_too(send, where) -> None:
@@ -135,7 +135,7 @@ def test_what_holds_the_drivers_rank_is_refused_by_name(name: str, made: str) ->
     """A sampler would give each rank all samples, without an error."""
     train = in_script(f"{made}def train(config): return of\n")
     with pytest.raises(SerializationError, match=f"variable 'of'.* it is a {name} .* inside the function"):
-        shipping.dumps(train)
+        pickling.dumps(train)
 
 
 def test_horovods_functions_are_sent_by_their_names() -> None:
@@ -143,7 +143,7 @@ def test_horovods_functions_are_sent_by_their_names() -> None:
         "from horovod.torch import init, rank, size, allreduce\n"
         "def train(config): return init, rank, size, allreduce\n"
     )
-    assert cloudpickle.loads(shipping.dumps(train))({}) == (hvd.init, hvd.rank, hvd.size, hvd.allreduce)
+    assert cloudpickle.loads(pickling.dumps(train))({}) == (hvd.init, hvd.rank, hvd.size, hvd.allreduce)
 
 
 def test_a_cached_function_of_the_script_is_sent_whole() -> None:
@@ -153,7 +153,7 @@ def test_a_cached_function_of_the_script_is_sent_whole() -> None:
         "def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n"
         "def train(config): return fibonacci\n"
     )
-    pickled = shipping.dumps(train)
+    pickled = pickling.dumps(train)
     fibonacci = cloudpickle.loads(pickled)({})
     assert fibonacci(30) == 832040
     assert fibonacci.cache_parameters()["maxsize"] == 7

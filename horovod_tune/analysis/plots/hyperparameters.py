@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_tune.analysis.open_experiment import Analysis
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.printable import counted, digits_for
-from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
+from horovod_tune.analysis.varying_parameters import Parameter
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -27,7 +27,7 @@ def parameter(analysis: Analysis, name: str) -> Figure:
 
     Raises `ValueError` if that hyperparameter does not vary.
     """
-    found = {one.name: one for one in varying_parameters(analysis)}
+    found = {one.name: one for one in analysis.varying_parameters}
     if name not in found:
         known = ", ".join(found) or "none"
         raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
@@ -36,7 +36,7 @@ def parameter(analysis: Analysis, name: str) -> Figure:
 
 def parameters(analysis: Analysis) -> Figure:
     """Draw the metric against each hyperparameter in one figure. Raises `ValueError` if none varies."""
-    found = varying_parameters(analysis)
+    found = analysis.varying_parameters
     if not found:
         raise ValueError("no hyperparameter varies among the trials")
     return _grid(
@@ -91,7 +91,7 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     and `eval`, which the report's content security policy forbids.
     """
     metric, mode = analysis.require_metric()
-    found = varying_parameters(analysis)
+    found = analysis.varying_parameters
     values = analysis.values
     known = np.flatnonzero(np.isfinite(values))
     if not len(known) or not found:
@@ -170,7 +170,7 @@ def importance(analysis: Analysis) -> Figure:
     deviation over folds and repeats. The 20 largest are drawn. If fewer than 10 trials have a value, or
     nothing varies, the figure has a text instead.
     """
-    parameters = varying_parameters(analysis)
+    parameters = analysis.varying_parameters
     rows = int(np.isfinite(analysis.values).sum())
     if rows < _MIN_TRIALS or not parameters:
         few = (
@@ -205,7 +205,7 @@ def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
     from sklearn.metrics import r2_score
     from sklearn.model_selection import KFold
 
-    features = np.column_stack([one.positions for one in varying_parameters(analysis)])
+    features = np.column_stack([one.positions for one in analysis.varying_parameters])
     # A trial that lacks a parameter gets a value below all others.
     lowest = np.min(features, axis=0, where=np.isfinite(features), initial=np.inf) - 1.0
     features = np.where(np.isfinite(features), features, lowest)

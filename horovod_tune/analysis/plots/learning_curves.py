@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from horovod_tune.analysis.open_experiment import Analysis
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.printable import counted
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import config_changes
 
 if TYPE_CHECKING:

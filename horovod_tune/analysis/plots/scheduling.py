@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from horovod_tune.analysis.open_experiment import Analysis
 from horovod_tune.analysis.plots import style
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 
 if TYPE_CHECKING:

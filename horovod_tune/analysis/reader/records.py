@@ -117,5 +117,17 @@ class ExperimentRecord:
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def runs_note(self) -> str:
+        """Which of a folder's searches this is, and how to choose another; empty if there is only one."""
+        if len(self.runs) < 2:
+            return ""
+        others = ", ".join(name for name in self.runs if name != self.run)
+        which = "the newest" if self.run == self.runs[-1] else "one"
+        return (
+            f"{len(self.runs)} searches wrote into this folder; this is {which} of them, {self.run}. "
+            f'Choose another with analyze(…, run="…") or --run: {others}'
+        )
+
     def __repr__(self) -> str:
         return f"<record of {self.name!r}: {len(self.trials)} trials, {len(self.problems)} problems>"

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from horovod_tune.analysis import plots
-from horovod_tune.analysis.printable import counted, python_text, yaml_text
-from horovod_tune.analysis.report import run_summary as facts
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis import plots, run_summary
+from horovod_tune.analysis.open_experiment import Analysis
+from horovod_tune.analysis.printable import counted, duration, moment, python_text, text_of, yaml_text
 from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of
-from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -57,7 +55,7 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
     if pareto is None and all(map(analysis.is_known, named)):
         pareto = analysis.record.front
     front = analysis.pareto_front(pareto) if pareto else None
-    varying = varying_parameters(analysis) if analysis.has_best else []
+    varying = analysis.varying_parameters if analysis.has_best else []
     scripts = [get_plotlyjs(), _asset("sort.js")]
 
     def card(figure: Figure, min_width: int = 0) -> Markup:
@@ -90,9 +88,9 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         cell=_cell,
         failures=_failures(analysis),
         left_out=max(0, len(varying) - _PARAMETERS),
-        summary=facts.run_summary(analysis),
+        summary=run_summary.run_summary(analysis),
         space_domains=_space(analysis),
-        made=f"Made by horovod_tune {metadata.version('horovod_tune')} on {facts.moment(time.time())}.",
+        made=f"Made by horovod_tune {metadata.version('horovod_tune')} on {moment(time.time())}.",
         counted=counted,
         value_text=analysis.value_text,
         python_text=python_text,
@@ -140,14 +138,14 @@ def _progress(analysis: Analysis) -> list[Figure]:
 
 
 def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
-    (cpu, gpu, known), wall = facts.usage(analysis), facts.wall_text(analysis)
+    (cpu, gpu, known), wall = run_summary.usage(analysis), run_summary.wall_text(analysis)
     count, noun = counted(len(analysis.trials), "trial").split()
-    tiles = [(noun, count, facts.statuses(analysis))]
+    tiles = [(noun, count, run_summary.statuses(analysis))]
     if wall is not None:
-        tiles.append(("wall time", wall, facts.moment(analysis.record.start_time or 0.0)))
+        tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
     if known:
-        more = f"{facts.duration(gpu)} of GPU" if gpu else "no GPU"
-        tiles.append(("reserved CPU time", facts.duration(cpu), more))
+        more = f"{duration(gpu)} of GPU" if gpu else "no GPU"
+        tiles.append(("reserved CPU time", duration(cpu), more))
     return tiles
 
 
@@ -187,10 +185,10 @@ def _columns(analysis: Analysis) -> list[_Column]:
     found += [(name, values, _short) for name, values in analysis.unranked().items()]
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
     found.append(("iterations", [iterations_of(trial) for trial in trials], str))
-    found.append(("time", trained.reindex(range(len(trials))).tolist(), facts.duration))
+    found.append(("time", trained.reindex(range(len(trials))).tolist(), duration))
     if any(ranks := [ranks_of(trial) for trial in trials]):
         found.append(("ranks", ranks, str))
-    for one in varying_parameters(analysis):
+    for one in analysis.varying_parameters:
         numeric = one.kind == "numeric" or all(type(v) in (int, float, type(None)) for v in one.values)
         found.append((one.name, one.values, _short if numeric else None))
     if errors := analysis.errors():

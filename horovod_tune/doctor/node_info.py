@@ -74,7 +74,7 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     for name in modules:
         probes.setdefault(name, (f"import importlib; importlib.import_module({name!r})", "{}"))
     with ThreadPoolExecutor(max_workers=8) as pool:
-        replies = pool.map(lambda program: probe(*program, end - time.monotonic()), probes.values())
+        replies = pool.map(lambda each: probe(each[0], each[1], end - time.monotonic()), probes.values())
         answers = dict(zip(probes, replies, strict=True))
     slow = {name: answer.pop("slow_s") for name, answer in answers.items() if "slow_s" in answer}
     for name in PROBES.keys() & answers.keys():

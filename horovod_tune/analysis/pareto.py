@@ -44,8 +44,8 @@ class ParetoFront:
             row = trial.reports[report]
             values = dict(zip(self.metrics, self.points[point].tolist(), strict=True))
             config = row["config"] if isinstance(row.get("config"), dict) else trial.config
-            known = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
-            made.append(known | values | frames.flatten(config, "config/"))
+            origin = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
+            made.append(origin | values | frames.flatten(config, "config/"))
         return frames.frame(made)
 
     @property

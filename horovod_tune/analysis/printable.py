@@ -35,8 +35,8 @@ def one_line(text: str) -> str:
     return _BREAKS.sub(_written_out, printable(text))
 
 
-def _written_out(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _written_out(character: re.Match[str]) -> str:
+    return character[0].encode("unicode_escape").decode("ascii")
 
 
 def counted(number: int, noun: str) -> str:
@@ -111,10 +111,10 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
     finite = [part[np.isfinite(part)] for part in parts]
     with np.errstate(over="ignore", invalid="ignore"):  # values near the largest float
         means = np.array([part.mean() if len(part) else math.nan for part in finite])
-        known = means[np.isfinite(means)]
-        if not len(known):
+        present = means[np.isfinite(means)]
+        if not len(present):
             return "·" * len(values[:width])
-        heights = (means - known.min()) / ((known.max() - known.min()) or 1.0) * (len(_BLOCKS) - 1)
+        heights = (means - present.min()) / ((present.max() - present.min()) or 1.0) * (len(_BLOCKS) - 1)
     return "".join("·" if math.isnan(height) else _BLOCKS[round(height)] for height in heights)
 
 

@@ -168,32 +168,32 @@ class ProgressCallback(Callback):
             self._metadata_written = True
             write_metadata(trial, {"metric": self._progress.metric, "mode": self._progress.mode})
         before = self._progress.trial(trial.trial_id, time.time()).state
-        known = self._progress.started(trial, time.time())
-        what = f"started  {known.settings}"
-        if known.iteration and before in ("paused", "waiting", "restarting"):
+        tracked = self._progress.started(trial, time.time())
+        what = f"started  {tracked.settings}"
+        if tracked.iteration and before in ("paused", "waiting", "restarting"):
             what = "starts over: it has saved no checkpoint"
             if trial.checkpoint is not None:
                 saved = (trial.latest_checkpoint_result.metrics or {}).get("training_iteration")
-                what = f"continues after iteration {saved or known.iteration}"
-        self._write(known.trial_id, f"{known.trial_id} {what}".rstrip())
+                what = f"continues after iteration {saved or tracked.iteration}"
+        self._write(tracked.trial_id, f"{tracked.trial_id} {what}".rstrip())
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         now = time.time()
         better = self._progress.reported(trial.trial_id, result, now)
-        known, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
-        known.is_cut = bool(result.get("done")) and not self._is_whole(trial, result)
-        before, known.ranks = known.ranks, ranks
+        tracked, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
+        tracked.is_cut = bool(result.get("done")) and not self._is_whole(trial, result)
+        before, tracked.ranks = tracked.ranks, ranks
         if before not in (None, ranks) and ranks is not None:
             noun = "rank" if ranks == 1 else "ranks"
             change = f"continues with {ranks} {noun} (before: {before})"
-            self._write(known.trial_id, f"{known.trial_id} {change}", always=True)
-        text = known.text(self._progress.metric, now, self._progress.digits)
+            self._write(tracked.trial_id, f"{tracked.trial_id} {change}", always=True)
+        text = tracked.text(self._progress.metric, now, self._progress.digits)
         if better and self._is_due("better", min(_PAUSE_S, self._every_s)):
-            self._write(known.trial_id, f"{text} · best so far")
-        elif self._is_due(known.trial_id, self._every_s):
-            self._write(known.trial_id, text)
+            self._write(tracked.trial_id, f"{text} · best so far")
+        elif self._is_due(tracked.trial_id, self._every_s):
+            self._write(tracked.trial_id, text)
 
     def _is_whole(self, trial: Any, result: dict[str, Any]) -> bool:
         """Return True if a report reaches an end that was set for every trial."""
@@ -202,9 +202,9 @@ class ProgressCallback(Callback):
         return any(value is not None and value >= end for value, end in reached)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        known = self._progress.trial(trial.trial_id, time.time())
+        tracked = self._progress.trial(trial.trial_id, time.time())
         # Tune stops a paused trial without a report.
-        self._stop(trial.trial_id, "stopped" if known.is_cut or known.state == "paused" else "done")
+        self._stop(trial.trial_id, "stopped" if tracked.is_cut or tracked.state == "paused" else "done")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._stop(trial.trial_id, "failed")
@@ -215,13 +215,13 @@ class ProgressCallback(Callback):
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         # Tune calls no hook when a trial is paused, or when the whole search is stopped (`time_budget_s`).
         for trial in trials:
-            known, state = self._progress.trials.get(trial.trial_id), STATES.get(trial.status)
-            if known is None or state is None or known.state in ENDED:
+            tracked, state = self._progress.trials.get(trial.trial_id), STATES.get(trial.status)
+            if tracked is None or state is None or tracked.state in ENDED:
                 continue
-            if state == "paused" != known.state:
-                known.stop(state, time.time())
+            if state == "paused" != tracked.state:
+                tracked.stop(state, time.time())
             elif state != "paused":
-                self._stop(known.trial_id, "stopped" if state == "done" else state)
+                self._stop(tracked.trial_id, "stopped" if state == "done" else state)
         view = self._view
         if view is not None and view.redraw is not None and self._is_due("table", _REDRAWN_S):
             view.redraw(self._progress.table(view.rows, time.time()))
@@ -234,8 +234,8 @@ class ProgressCallback(Callback):
             return
         for trial in trials:  # if nothing was left to do, Tune has taken no step
             self._progress.restored(trial, time.time())
-        for known in self._progress.trials.values():
-            known.state = "interrupted" if known.state == "running" else known.state
+        for tracked in self._progress.trials.values():
+            tracked.state = "interrupted" if tracked.state == "running" else tracked.state
         view.stop()
         atexit.unregister(view.stop)  # else the driver would keep the console
         view.write(one_line(f"search ended: {self._progress.summary(time.time())}"))

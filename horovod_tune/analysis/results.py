@@ -89,8 +89,8 @@ class Results:
     def require_metric(self, *, with_limits: bool = True) -> tuple[str, str]:
         """Return metric and mode. Raises `MetricUnknown` if one, or a limit's metric, is not known."""
         if self.metric is None or self.mode is None:
-            known = {"metric": self.metric, "mode": self.mode}
-            missing = " and ".join(name for name, value in known.items() if not value)
+            chosen = {"metric": self.metric, "mode": self.mode}
+            missing = " and ".join(name for name, value in chosen.items() if not value)
             only = self.reported_numbers[0] if len(self.reported_numbers) == 1 else "NAME"
             name = one_line(self.metric or only)
             front = " and ".join(map(one_line, self.record.front))
@@ -153,21 +153,21 @@ class Results:
 
         Columns: trial (its index in `trials`), row (the report's index in the trial), iteration and time
         (Unix time in seconds; NaN if unknown), attempt, session (how many drivers of the search had started),
-        value (the metric's newest value up to this report), known (False if this report lacks the metric),
-        allowed (True if it meets the limits).
+        value (the metric's newest value up to this report), has_value (True if this report has the
+        metric), allowed (True if it meets the limits).
         """
         metric, _ = self.require_metric(with_limits=False)  # a metric that is not known violates its limit
-        found = []
+        rows = []
         for number, trial in enumerate(self.trials):
             reports = trial.reports
             values, allowed = known_values(reports, [metric]), kept(reports, self.limits)
-            each = zip(reports, report_times(trial), attempts(reports), values, allowed, strict=True)
-            for row, (report, time_s, attempt, (value,), good) in enumerate(each):
-                known = value_of(report, metric) is not None
-                found.append((number, row, iteration_of(report), time_s, attempt, value, known, good))
+            told = zip(reports, report_times(trial), attempts(reports), values, allowed, strict=True)
+            for row, (report, time_s, attempt, (value,), good) in enumerate(told):
+                has_value = value_of(report, metric) is not None
+                rows.append((number, row, iteration_of(report), time_s, attempt, value, has_value, good))
         types = {"trial": int, "row": int, "iteration": float, "time": float, "attempt": int}
-        types |= {"value": float, "known": bool, "allowed": bool}
-        made = pd.DataFrame(found, columns=list(types)).astype(types)
+        types |= {"value": float, "has_value": bool, "allowed": bool}
+        made = pd.DataFrame(rows, columns=list(types)).astype(types)
         return made.assign(session=np.searchsorted(self.record.sessions, made["time"]))
 
     @cached_property
@@ -199,17 +199,17 @@ class Results:
         Columns: trial (its index in `trials`), begin (of its start-up), trained (when training began), end.
         """
         sessions = self.record.sessions
-        found = [(n, *span) for n, trial in enumerate(self.trials) for span in spans(trial, sessions)]
-        return pd.DataFrame(found, columns=["trial", "begin", "trained", "end"])
+        periods = [(n, *span) for n, trial in enumerate(self.trials) for span in spans(trial, sessions)]
+        return pd.DataFrame(periods, columns=["trial", "begin", "trained", "end"])
 
     @cached_property
     def session_gaps(self) -> list[tuple[float, float]]:
         """The gaps between drivers, in Unix time: from the last report before a start to that start."""
-        found = []
+        gaps = []
         for session in self.record.sessions[1:]:
             ends = self.spans.loc[self.spans["begin"] < session, "end"].clip(upper=session)
-            found.append((float(ends.max()) if len(ends) else session, session))
-        return found
+            gaps.append((float(ends.max()) if len(ends) else session, session))
+        return gaps
 
     @property
     def _best(self) -> int:

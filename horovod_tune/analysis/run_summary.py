@@ -22,13 +22,13 @@ def usage(analysis: Results) -> tuple[float, float, int]:
     A trial's resources count for its start-up and its training.
     """
     held = (analysis.spans["end"] - analysis.spans["begin"]).groupby(analysis.spans["trial"]).sum()
-    known = [(seconds, analysis.trials[number]) for number, seconds in held.items()]
-    known = [(seconds, trial) for seconds, trial in known if trial.resources and trial.end_time is not None]
+    timed = [(seconds, analysis.trials[number]) for number, seconds in held.items()]
+    timed = [(seconds, trial) for seconds, trial in timed if trial.resources and trial.end_time is not None]
     cpu, gpu = (
-        sum(seconds * bundle.get(kind, 0.0) for seconds, trial in known for bundle in trial.resources)
+        sum(seconds * bundle.get(kind, 0.0) for seconds, trial in timed for bundle in trial.resources)
         for kind in ("CPU", "GPU")
     )
-    return cpu, gpu, len(known)
+    return cpu, gpu, len(timed)
 
 
 def wall_text(analysis: Results) -> str | None:
@@ -105,9 +105,9 @@ def _resources_text(trial: TrialRecord) -> str:
 
 def _tally(texts: Iterable[str]) -> str:
     """Return the most common of the trials' texts, each with its number of trials unless all are equal."""
-    found = Counter(filter(None, texts))
-    each = [(text, counted(number, "trial")) for text, number in found.most_common(8)]
-    return "; ".join(text if len(found) == 1 else f"{text} ({trials})" for text, trials in each)
+    counts = Counter(filter(None, texts))
+    common = [(text, counted(number, "trial")) for text, number in counts.most_common(8)]
+    return "; ".join(text if len(counts) == 1 else f"{text} ({trials})" for text, trials in common)
 
 
 def _machines_text(analysis: Results) -> str:
@@ -119,10 +119,10 @@ def _machines_text(analysis: Results) -> str:
 
 
 def _usage_text(analysis: Results) -> str:
-    cpu, gpu, known = usage(analysis)
+    cpu, gpu, timed = usage(analysis)
     among = len(analysis.trials)
-    partly = "" if known == among else f" ({known} of {counted(among, 'trial')} counted)"
-    return f"CPU: {duration(cpu)}, {f'GPU: {duration(gpu)}' if gpu else 'no GPU'}{partly}" if known else ""
+    partly = "" if timed == among else f" ({timed} of {counted(among, 'trial')} counted)"
+    return f"CPU: {duration(cpu)}, {f'GPU: {duration(gpu)}' if gpu else 'no GPU'}{partly}" if timed else ""
 
 
 def _joined(pairs: Any) -> str:

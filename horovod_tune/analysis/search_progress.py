@@ -93,31 +93,31 @@ class Progress:
 
     def started(self, trial: Any, now: float) -> TrialProgress:
         """Record the start of one of Tune's trials, which may be new, paused or restarted."""
-        known = self.trial(trial.trial_id, now)
+        tracked = self.trial(trial.trial_id, now)
         goal = (trial.stopping_criterion or {}).get("training_iteration")
-        known.goal = goal if isinstance(goal, (int, float)) else None
+        tracked.goal = goal if isinstance(goal, (int, float)) else None
         # Not the values of `evaluated_params`: it has placeholders for objects, lacks what was not drawn
         # (`points_to_evaluate`, `sample_from`), and does not change under PopulationBasedTraining.
         names = self.searched if self.searched is not None else trial.evaluated_params
         values = flat_config(trial.config, names)
         chosen = [name for name in values if any(f"{name}/".startswith(f"{one}/") for one in names)]
-        known.settings = " ".join(f"{name}={text_of(values[name]):.100}" for name in chosen or values)
-        known.state, known.reports, known.ended, known.trains_since = "running", [], None, now
+        tracked.settings = " ".join(f"{name}={text_of(values[name]):.100}" for name in chosen or values)
+        tracked.state, tracked.reports, tracked.ended, tracked.trains_since = "running", [], None, now
         self.most_at_once = max(self.most_at_once, self.count("running"))
-        return known
+        return tracked
 
     def restored(self, trial: Any, now: float) -> bool:
         """Record one of Tune's trials if it has reports from an earlier session; return True if it is new."""
         result = trial.last_result or {}
         if trial.trial_id in self.trials or "training_iteration" not in result:
             return False
-        known = self.started(trial, now)
+        tracked = self.started(trial, now)
         self.reported(trial.trial_id, result, now)
         best = trial.metric_analysis.get(self.metric) or {}
         self._is_best(trial.trial_id, value_of(best, self.mode or "min"))
-        known.stop(STATES.get(trial.status, "waiting"), now)
-        known.trained_before_s = value_of(result, "time_total_s") or 0.0
-        known.began = now - known.trained_before_s
+        tracked.stop(STATES.get(trial.status, "waiting"), now)
+        tracked.trained_before_s = value_of(result, "time_total_s") or 0.0
+        tracked.began = now - tracked.trained_before_s
         return True
 
     def reported(self, trial_id: str, result: dict[str, Any], now: float) -> bool:

@@ -40,8 +40,8 @@ def view(
 
     The table has only the columns that fit into `width` characters. Ids and numbers are never cut.
     """
-    known = (state_text(analysis), trials_text(analysis), wall_text(analysis))
-    head = Text.assemble(_safe(analysis.name, "bold"), _safe("  " + " · ".join(filter(None, known))))
+    facts = (state_text(analysis), trials_text(analysis), wall_text(analysis))
+    head = Text.assemble(_safe(analysis.name, "bold"), _safe("  " + " · ".join(filter(None, facts))))
     parts: list[RenderableType] = [head, Text()]
     if note := analysis.record.runs_note:
         parts += [_safe(note, "yellow"), Text()]
@@ -117,7 +117,7 @@ def _table(analysis: Results, rows: int, width: int) -> Table:
     columns = [_Column("trial", [_safe(trial.trial_id) for trial in trials]), status]
     spare = [status, iterations]  # left out in this order if the screen is too narrow
     if analysis.is_scored:  # also if no trial meets the limits
-        reports = analysis.reports[analysis.reports["known"]]
+        reports = analysis.reports[analysis.reports["has_value"]]
         curves = [reports.loc[reports["trial"] == number, "value"].to_numpy() for number in order]
         scores = analysis.scores.loc[order]
         last = _Column(
@@ -130,30 +130,31 @@ def _table(analysis: Results, rows: int, width: int) -> Table:
         columns.append(_Column(name, [Text(_short(numbers[number])) for number in order], True))
         spare.insert(0, columns[-1])
     columns.append(iterations)
-    found = analysis.varying_parameters
-    columns += [_Column(one.name, [_safe(_short(one.values[number])) for number in order]) for one in found]
+    parameters = [
+        _Column(one.name, [_safe(_short(one.values[number])) for number in order])
+        for one in analysis.varying_parameters
+    ]
+    columns += parameters
 
     def fits(longest: int) -> bool:
-        return sum(each.width(longest) + _GAP for each in columns) - _GAP <= width
+        return sum(column.width(longest) + _GAP for column in columns) - _GAP <= width
 
-    fixed, left = len(columns) - len(found), {"trials": len(analysis.trials) - rows, "hyperparameters": 0}
-    while len(columns) > fixed and not fits(_NAME):
-        columns.pop()
-        left["hyperparameters"] += 1
-    for column in spare:
+    for column in (*reversed(parameters), *spare):
         if not fits(_NAME):
             columns.remove(column)
     longest = next((n for n in range(width, _NAME, -1) if fits(n)), _NAME)
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-    for each in columns:
-        justify: JustifyMethod = "right" if each.on_the_right else "left"
-        table.add_column(Text(each.title(longest)), justify=justify, no_wrap=True, width=each.width(longest))
+    for column in columns:
+        justify: JustifyMethod = "right" if column.on_the_right else "left"
+        title, wide = Text(column.title(longest)), column.width(longest)
+        table.add_column(title, justify=justify, no_wrap=True, width=wide)
     if not fits(longest):  # the ids or numbers alone are wider
-        table.width = sum(each.width(longest) + _GAP for each in columns) - _GAP
-    for number, *cells in zip(order, *(each.cells for each in columns), strict=True):
+        table.width = sum(column.width(longest) + _GAP for column in columns) - _GAP
+    for number, *cells in zip(order, *(column.cells for column in columns), strict=True):
         table.add_row(*cells, style="bold" if number == analysis.best_number else "")
-    more = ", ".join(f"{count} more {what}" for what, count in left.items() if count > 0)
+    left_out = {"trials": len(analysis.trials) - rows, "hyperparameters": len({*parameters} - {*columns})}
+    more = ", ".join(f"{count} more {what}" for what, count in left_out.items() if count > 0)
     table.caption = _safe(f"not shown: {more}") if more else None
     return table
 

@@ -138,12 +138,12 @@ def _progress(analysis: Analysis) -> list[Figure]:
 
 
 def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
-    (cpu, gpu, known), wall = run_summary.usage(analysis), run_summary.wall_text(analysis)
+    (cpu, gpu, timed), wall = run_summary.usage(analysis), run_summary.wall_text(analysis)
     count, noun = counted(len(analysis.trials), "trial").split()
     tiles = [(noun, count, run_summary.statuses(analysis))]
     if wall is not None:
         tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
-    if known:
+    if timed:
         more = f"{duration(gpu)} of GPU" if gpu else "no GPU"
         tiles.append(("reserved CPU time", duration(cpu), more))
     return tiles
@@ -173,27 +173,27 @@ _Column = tuple[str, Sequence[Any], Callable[[Any], str] | None]
 def _columns(analysis: Analysis) -> list[_Column]:
     """Return the columns of the table of trials."""
     trials = analysis.trials
-    found: list[_Column] = [
+    columns: list[_Column] = [
         ("trial", [trial.trial_id for trial in trials], None),
         ("status", [trial.shown_status for trial in trials], None),
     ]
     if analysis.is_scored:
         shown = partial(analysis.value_text, digits=5)
-        found.append((analysis.metric or "", analysis.scores["last"].tolist(), shown))
-        found.append((f"best {analysis.metric}", analysis.scores["best"].tolist(), shown))
-        found.append(("at iteration", analysis.scores["best_iteration"].tolist(), str))
-    found += [(name, values, _short) for name, values in analysis.unranked().items()]
+        columns.append((analysis.metric or "", analysis.scores["last"].tolist(), shown))
+        columns.append((f"best {analysis.metric}", analysis.scores["best"].tolist(), shown))
+        columns.append(("at iteration", analysis.scores["best_iteration"].tolist(), str))
+    columns += [(name, values, _short) for name, values in analysis.unranked().items()]
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
-    found.append(("iterations", [iterations_of(trial) for trial in trials], str))
-    found.append(("time", trained.reindex(range(len(trials))).tolist(), duration))
+    columns.append(("iterations", [iterations_of(trial) for trial in trials], str))
+    columns.append(("time", trained.reindex(range(len(trials))).tolist(), duration))
     if any(ranks := [ranks_of(trial) for trial in trials]):
-        found.append(("ranks", ranks, str))
+        columns.append(("ranks", ranks, str))
     for one in analysis.varying_parameters:
         numeric = one.kind == "numeric" or all(type(v) in (int, float, type(None)) for v in one.values)
-        found.append((one.name, one.values, _short if numeric else None))
+        columns.append((one.name, one.values, _short if numeric else None))
     if errors := analysis.errors():
-        found.append(("error", [error_line(errors.get(trial.trial_id)) for trial in trials], None))
-    return found
+        columns.append(("error", [error_line(errors.get(trial.trial_id)) for trial in trials], None))
+    return columns
 
 
 def _cell(value: Any, shown: Callable[[Any], str] | None) -> tuple[str, str]:

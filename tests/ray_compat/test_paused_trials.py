@@ -1,4 +1,4 @@
-"""Of Tune's paused trials, what `upstream/paused_trials.py` leaves out: a failure under HyperBand, and BOHB."""
+"""Tune's paused trials, as far as `upstream/paused_trials.py` leaves them out: BOHB, a failure under HyperBand."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ class ShippedFunction:
         if len(pickled) <= self._max_bytes:
             return pickled
         cause = ""
-        if found := find_largest(self._function, len(pickled), dumps):
-            where, part, size = found
+        if largest := find_largest(self._function, len(pickled), dumps):
+            where, part, size = largest
             cause = f" ({size / MB:.0f} MB in its {where} of type {type_name(part)})"
         raise SerializationError(
             f"{function_name(self._function)} cannot be sent to its ranks: it and all that it refers to must "

@@ -1,4 +1,4 @@
-"""Tune's paused trials, as far as `upstream/paused_trials.py` leaves them out: BOHB, a failure under HyperBand."""
+"""Tune's paused trials beyond `upstream/paused_trials.py`: BOHB, and a failure under HyperBand."""
 
 from __future__ import annotations
 

@@ -55,26 +55,7 @@ def read_experiment(
         raise ValueError(_no_experiment(folder, entries, problems))
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda trial: with_files(folder, trial), trials))
-    kept: list[TrialRecord] = []
-    began = min(chosen.sessions, default=-math.inf)
-    theirs = {trial_id for other in others for trial_id in other.trial_ids}
-    places: dict[str, int] = {}
-    for trial, its_problems in read:
-        stray = trial.number < 0
-        if trial.trial_id in theirs or (trial_ids is not None and trial.trial_id not in trial_ids):
-            continue
-        if stray and trial_ids is None and (trial.end_time or math.inf) < began - 1.0:
-            problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
-            continue
-        if (place := places.setdefault(trial.trial_id, len(kept))) < len(kept):
-            twin = kept[place]
-            use = "left out" if twin.rows else "used"
-            problems.append(Problem(trial.name, f"a second folder of trial {trial.trial_id}; it is {use}"))
-            if not twin.rows:
-                kept[place] = replace(twin, rows=trial.rows, directory=trial.directory, error=trial.error)
-            continue
-        kept.append(replace(trial, number=len(kept)) if stray else trial)
-        problems += its_problems
+    kept = _of_search(read, chosen, others, trial_ids, problems)
     ids = {trial.trial_id for trial in kept}
     for missing in sorted(set(trial_ids or ()) - ids):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
@@ -104,6 +85,37 @@ def read_experiment(
         last_write=max(filter(None, (*modified, *(trial.end_time for trial in kept))), default=None),
         **(facts | {"metric": metric}),
     )
+
+
+def _of_search(
+    read: Iterable[tuple[TrialRecord, list[Problem]]],
+    chosen: Run,
+    others: Iterable[Run],
+    trial_ids: Collection[str] | None,
+    problems: list[Problem],
+) -> list[TrialRecord]:
+    """Return the trials of the chosen search, each once, and add their problems to `problems`."""
+    kept: list[TrialRecord] = []
+    began = min(chosen.sessions, default=-math.inf)
+    theirs = {trial_id for other in others for trial_id in other.trial_ids}
+    places: dict[str, int] = {}
+    for trial, its_problems in read:
+        stray = trial.number < 0
+        if trial.trial_id in theirs or (trial_ids is not None and trial.trial_id not in trial_ids):
+            continue
+        if stray and trial_ids is None and (trial.end_time or math.inf) < began - 1.0:
+            problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
+            continue
+        if (place := places.setdefault(trial.trial_id, len(kept))) < len(kept):
+            twin = kept[place]
+            use = "left out" if twin.rows else "used"
+            problems.append(Problem(trial.name, f"a second folder of trial {trial.trial_id}; it is {use}"))
+            if not twin.rows:
+                kept[place] = replace(twin, rows=trial.rows, directory=trial.directory, error=trial.error)
+            continue
+        kept.append(replace(trial, number=len(kept)) if stray else trial)
+        problems += its_problems
+    return kept
 
 
 def _together(problems: Iterable[Problem]) -> list[Problem]:

@@ -59,9 +59,9 @@ def run(start: RankStart) -> NoReturn:
     _redirect_output(start.output)
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(None)  # a fork has its template's random state
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed(None)  # a fork has its template's random state
     loaded = set(sys.modules)
     status = 1
     try:

@@ -20,16 +20,32 @@ from horovod_tune.errors import SerializationError
 from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import unpicklable
 
-# Classes of torch whose objects hold the rank and the number of ranks of the world in which they were made.
+# Classes whose objects hold the rank and the number of ranks of the world in which they were made.
 _WORLD_BOUND = (
     ("torch.utils.data.distributed", "DistributedSampler"),
+    ("torch.distributed.distributed_c10d", "ProcessGroup"),
     ("torch.distributed.device_mesh", "DeviceMesh"),
     ("torch.distributed.optim", "ZeroRedundancyOptimizer"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+    ("torch.distributed.fsdp", "FSDPModule"),
+    ("torch.distributed.tensor", "DTensor"),
+    ("horovod.torch.elastic.sampler", "ElasticSampler"),
+    ("accelerate.accelerator", "Accelerator"),
+    ("lightning.pytorch.trainer.trainer", "Trainer"),
+    ("lightning.fabric.fabric", "Fabric"),
+    ("pytorch_lightning.trainer.trainer", "Trainer"),
+    ("lightning_fabric.fabric", "Fabric"),
 )
+# What a transformers.TrainingArguments holds of the world in which it was made.
+_OF_ARGUMENTS = ("_setup_devices", "distributed_state")
 
 
 class _MadeInDriver(pickle.PicklingError):
-    """An object works only in the process that has made it."""
+    """An object works only in the process that has made it; ``culprit`` is the object."""
+
+    def __init__(self, text: str, culprit: Any) -> None:
+        super().__init__(text)
+        self.culprit = culprit
 
 
 class Pickler(cloudpickle.Pickler):
@@ -40,12 +56,17 @@ class Pickler(cloudpickle.Pickler):
             # Made without a world it has no hooks, and the ranks would not average.
             raise _MadeInDriver(
                 "it is an hvd.DistributedOptimizer that was made in the driver, where Horovod has no ranks "
-                "(it and its model must be made after the function's hvd.init())"
+                "(it and its model must be made after the function's hvd.init())",
+                obj,
             )
         for its_module, name in _WORLD_BOUND:
             kind = getattr(sys.modules.get(its_module), name, None)
             if kind is not None and isinstance(obj, kind):
-                raise _MadeInDriver(f"it is a {name} that was made in the driver, for the driver's one rank")
+                raise _MadeInDriver("it was made in the driver, for the driver's one rank", obj)
+        arguments = getattr(sys.modules.get("transformers.training_args"), "TrainingArguments", ())
+        if isinstance(obj, arguments):
+            state = {name: each for name, each in vars(obj).items() if name not in _OF_ARGUMENTS}
+            return _arguments, (type(obj), state)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:  # such as torch.backends.cudnn
             name = obj.__name__
             if sys.modules.get(name) is obj:
@@ -60,6 +81,14 @@ class Pickler(cloudpickle.Pickler):
             # Sent as code: cloudpickle knows it only by its name.
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
+
+
+def _arguments(kind: Any, state: dict[str, Any]) -> Any:
+    """Return a `TrainingArguments` that knows the world of this rank instead of the driver's."""
+    made = kind.__new__(kind)
+    vars(made).update(state)
+    made.device  # noqa: B018  # looks for the world
+    return made
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
@@ -97,7 +126,7 @@ def dumps(function: Any) -> bytes:
     0.5
 
     Raises:
-        SerializationError: something that the function refers to cannot be pickled.
+        SerializationError: something that the function refers to cannot be pickled, or used in a rank.
     """
     try:
         return _dumps(function)

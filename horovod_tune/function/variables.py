@@ -85,6 +85,8 @@ def _descend(
     """
     path = ""
     for _ in range(_MAX_DEPTH):
+        if getattr(finding, "culprit", None) is value:
+            break
         parts = parts_of(value) if not path or isinstance(value, into) else ()
         for label, part in parts:
             if (inner := find(part)) is not None:

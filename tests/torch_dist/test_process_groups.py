@@ -235,6 +235,21 @@ def test_a_ddp_model_of_the_script_joins_the_ranks(workers: Workers) -> None:
     assert events[0].metrics["gradient"] == [[2.0] * 3], "the mean of 0 and 4"
 
 
+def test_arguments_of_transformers_made_in_the_driver_know_the_ranks(workers: Workers) -> None:
+    arguments = pytest.importorskip("transformers").TrainingArguments(output_dir="trainer", use_cpu=True)
+    assert arguments.world_size == 1
+
+    def train(config: dict[str, Any]) -> None:
+        import torch
+
+        places: list[Any] = [None, None]
+        torch.distributed.all_gather_object(places, (arguments.process_index, arguments.world_size))
+        report(places=places)
+
+    _, events = workers.run(train)
+    assert events[0].metrics["places"] == [(0, 2), (1, 2)]
+
+
 def test_processes_that_a_rank_starts_make_their_own_group(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         child = "from torch import distributed as d; d.init_process_group('gloo', rank=0, world_size=1)"

@@ -122,8 +122,7 @@ def _standard_output() -> TextIO:
 
 def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis.printable import counted, one_line
-    from horovod_tune.analysis.report import write_report
-    from horovod_tune.analysis.report.page import render
+    from horovod_tune.analysis.report import render, write_report
 
     _require_named_metric(args, analysis)
     if args.output == "-":
@@ -132,7 +131,7 @@ def _report(args: argparse.Namespace, analysis: Analysis) -> int:
         place = write_report(analysis, args.output, pareto=args.pareto)
         trials, size = counted(len(analysis.trials), "trial"), f"{place.stat().st_size / 1e6:.1f} MB"
         print(f"{one_line(str(place))}: {trials}, {size}")
-    if not analysis.has_best:
+    if analysis.best_number is None:
         _print_error(f"the report has no curves: {analysis.no_best_reason}")
     for problem in analysis.problems:
         print(f"not read completely: {one_line(str(problem))}", file=sys.stderr)

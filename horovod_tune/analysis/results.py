@@ -219,11 +219,6 @@ class Results:
         return self.best_number
 
     @property
-    def has_best(self) -> bool:
-        """Return True if any trial has a finite value within the limits."""
-        return self.best_number is not None
-
-    @property
     def is_scored(self) -> bool:
         """Return True if any trial's last value of the metric is finite, within the limits or not."""
         return self.is_known_metric and bool(np.isfinite(self.scores["last"]).any())

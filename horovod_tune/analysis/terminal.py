@@ -74,7 +74,7 @@ def _safe(text: str, style: str = "") -> Text:
 
 
 def _best(analysis: Results, is_live: bool) -> list[RenderableType]:
-    if not analysis.has_best:
+    if analysis.best_number is None:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text.assemble(
         _safe(f"best {analysis.metric} {analysis.value_text(analysis.best_value)}", "bold green"),

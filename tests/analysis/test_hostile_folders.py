@@ -40,7 +40,7 @@ def every_way_out(analysis: Analysis, folder: Path) -> str:
     terminal = pytest.importorskip("horovod_tune.analysis.terminal")
     stream = io.StringIO()
     terminal.Console(file=stream, width=120).print(terminal.view(analysis))
-    if analysis.has_best:
+    if analysis.best_number is not None:
         assert analysis.best_result_df is not None
         assert analysis.best_checkpoint_path is None or "part" not in analysis.best_checkpoint_path
     stream.getvalue().encode("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -16,6 +17,7 @@ from processes import run_python
 from ray import tune
 from ray._private.worker import print_to_stdstream
 from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Trial
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.schedulers import (
     ASHAScheduler,
@@ -32,6 +34,7 @@ from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
 from horovod_tune.run_settings import (
     ExperimentMetadata,
     SilentTrials,
+    StoredEnds,
     TrialsThatStartOver,
     UnusedArguments,
     prepare,
@@ -166,6 +169,15 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
     assert len(warned) == 1 and warned[0].levelno == logging.WARNING
 
 
+def test_that_a_function_has_returned_is_stored_also_if_the_trial_was_stored_before():
+    trial = Trial("train", stub=True)
+    trial.run_metadata.last_result = {"loss": 1.0, "done": False, "training_iteration": 1}
+    trial.get_json_state()
+    trial.last_result.update(done=True)  # as Tune does
+    StoredEnds().on_trial_complete(0, [trial], trial)
+    assert json.loads(trial.get_json_state()[1])["last_result"]["done"] is True
+
+
 def test_other_trainables_keep_tunes_settings(new_output):
     assert settings(trainable=tune.Trainable, config={}) == {"config": {}}
 
@@ -194,7 +206,7 @@ def test_numpy_numbers_in_a_space_stay_an_ordered_range(new_output):
 def test_output_that_the_user_chose_stays(new_output, chosen):
     prepared = settings(**chosen)
     assert prepared.items() >= chosen.items()
-    kinds = [SilentTrials, UnusedArguments, TrialsThatStartOver, ExperimentMetadata]
+    kinds = [SilentTrials, StoredEnds, UnusedArguments, TrialsThatStartOver, ExperimentMetadata]
     assert [type(each) for each in prepared["callbacks"]] == kinds
 
 

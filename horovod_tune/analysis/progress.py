@@ -44,6 +44,7 @@ class TrialProgress:
     state: str = "running"
     iteration: int = 0
     ranks: Any = None
+    changes: Any = None  # of the ranks of an elastic trial, so far
     values: list[float] = field(default_factory=list)
     ended: float | None = None
     is_cut: bool = False  # its last report was decided to be its last, though it has not reached its goal
@@ -386,9 +387,12 @@ class ProgressCallback(Callback):
         known, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
         known.is_cut = bool(result.get("done")) and not self._is_whole(trial, result)
         before, known.ranks = known.ranks, ranks
-        if before not in (None, ranks) and ranks is not None:
-            noun = "rank" if ranks == 1 else "ranks"
-            change = f"continues with {ranks} {noun} (before: {before})"
+        changes, known.changes = known.changes, result.get("world_changes")
+        is_changed = isinstance(known.changes, int) and known.changes > (changes or 0)
+        if isinstance(ranks, int) and (is_changed or before not in (None, ranks)):
+            change = f"continues with {counted(ranks, 'rank')}"
+            change += f" (before: {before})" if before not in (None, ranks) else ""
+            change += f": {result.get('world_change')}" if is_changed else ""
             self._write(known.trial_id, f"{known.trial_id} {change}", always=True)
         text = known.text(self._progress.metric, now, self._progress.digits)
         if better and self._is_due("better", min(_PAUSE_S, self._every_s)):

@@ -26,7 +26,7 @@ from horovod_tune.analysis.report.run_summary import (
     wall_text,
 )
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_details import error_line, iterations_of
+from horovod_tune.analysis.trial_details import error_line, iterations_of, rank_changes
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
@@ -53,6 +53,12 @@ def view(
         parts.append(Text(f"{len(errors)} failed", style="bold red"))
         parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:_LINES]]
         parts += [Text(f"  and {len(errors) - _LINES} more")] if len(errors) > _LINES else []
+        parts.append(Text())
+    changed = {trial.trial_id: rank_changes(trial) for trial in analysis.trials}
+    lines = [f"  {name}, at iteration {at}: {why}" for name, each in changed.items() for at, why in each]
+    if lines:
+        parts += [Text("Changes of ranks", style="bold"), *map(_safe, lines[:_LINES])]
+        parts += [Text(f"  and {len(lines) - _LINES} more")] if len(lines) > _LINES else []
         parts.append(Text())
     parts += [_safe(f"not read completely: {problem}", "yellow") for problem in analysis.problems[:_LINES]]
     if (more := len(analysis.problems) - _LINES) > 0:

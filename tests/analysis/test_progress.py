@@ -337,6 +337,16 @@ def test_a_change_of_an_elastic_trials_ranks_is_shown():
     assert lines == ["a continues with 3 ranks (before: 4)", "a continues with 4 ranks (before: 3)"]
 
 
+def test_a_rank_that_an_elastic_trial_has_lost_is_named_once_also_if_it_was_replaced():
+    callback, stream = callback_of(every_s=30.0)
+    trial, why = tune_trial("a"), "rank 1 on n1 died: process 7: it was ended by SIGTERM"
+    for step, (ranks, changes, change) in enumerate(((2, 0, ""), (2, 1, why), (2, 1, why), (1, 2, why))):
+        more = {"world_size": ranks, "world_changes": changes, "world_change": change}
+        callback.on_trial_result(0, [], trial, {"loss": 1.0, "training_iteration": step, **more})
+    lines = [line for line in stream.getvalue().splitlines() if "continues" in line]
+    assert lines == [f"a continues with 2 ranks: {why}", f"a continues with 1 rank (before: 2): {why}"]
+
+
 def test_the_callback_travels_as_tune_pickles_it():
     copied = pickle.loads(pickle.dumps(ProgressCallback("loss", "min", stream=sys.stdout)))
     assert copied._stream is None

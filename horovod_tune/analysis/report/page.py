@@ -19,7 +19,7 @@ from horovod_tune.analysis import plots
 from horovod_tune.analysis.printable import counted, python_text, yaml_text
 from horovod_tune.analysis.report import run_summary as facts
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of
+from horovod_tune.analysis.trial_details import error_line, iterations_of, rank_changes, ranks_of
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         columns=_columns(analysis),
         cell=_cell,
         failures=_failures(analysis),
+        rank_changes=[
+            (f"{trial.trial_id}, at iteration {at}", why)
+            for trial in analysis.trials
+            for at, why in rank_changes(trial)
+        ],
         left_out=max(0, len(varying) - _PARAMETERS),
         summary=facts.run_summary(analysis),
         space_domains=_space(analysis),

@@ -172,6 +172,7 @@ def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[
         with best_effort("the hint on DistributedTrainableCreator"):
             for hint in filter(None, (hint_for(trainable) for trainable, _ in given)):
                 logger.warning(hint)
+        _prepare_search(arguments)
         yield arguments
         return
     specs = [{name: arguments.get(name) for name in ("config", "resources_per_trial")}]

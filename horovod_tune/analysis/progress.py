@@ -409,7 +409,8 @@ class ProgressCallback(Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         known = self._progress.trial(trial.trial_id, time.time())
         # Tune stops a paused trial without a report.
-        self._stop(trial.trial_id, "stopped" if known.is_cut or known.state == "paused" else "done")
+        is_cut = known.state == "paused" and not self._is_whole(trial, trial.last_result or {})
+        self._stop(trial.trial_id, "stopped" if known.is_cut or is_cut else "done")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._stop(trial.trial_id, "failed")

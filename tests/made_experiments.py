@@ -140,6 +140,14 @@ def reporting(*trials: Sequence[dict[str, Any]], limits: Sequence[str] = (), **c
     return Analysis(replace(made.record, trials=tuple(known)), made.folder, limits=within, **chosen)
 
 
+def losing_ranks(why: str) -> Analysis:
+    """An experiment of two elastic trials; the second lost ranks twice, for this reason."""
+    changes = [{"loss": 1.0, "world_changes": n, "world_change": why if n else ""} for n in (0, 1, 1, 2)]
+    return reporting(
+        [{"loss": 2.0, "world_changes": 0, "world_change": ""}], changes, metric="loss", mode="min"
+    )
+
+
 def changed(analysis: Analysis, *, metric: str | None = "loss", mode: str = "min", **fields: Any) -> Analysis:
     """The experiment with other fields of its record."""
     return Analysis(replace(analysis.record, **fields), analysis.folder, metric=metric, mode=mode)

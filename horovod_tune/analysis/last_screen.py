@@ -93,8 +93,10 @@ def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[
     scored = [(value_of(_last_known(trial), metric), trial) for trial in trials] if metric is not None else []
     finite = [(value, trial) for value, trial in scored if value is not None and math.isfinite(value)]
     if not finite:
+        if not within:
+            return [("best trial", f"none: no trial has reported a finite {metric}")] if metric else []
         of = f" has a finite {metric} and" if metric else ""
-        return [("best trial", f"none: no trial's last report{of} meets {within}")] if within else []
+        return [("best trial", f"none: no trial's last report{of} meets {within}")]
     value, best = (max if progress.mode == "max" else min)(finite, key=itemgetter(0))
     digits = progress.digits
     text = f"{best.trial_id}, {metric} {value:.{digits}g} at its last report"

@@ -18,7 +18,7 @@ from ray.tune import Callback
 from horovod_tune.analysis.encoding import OTHER_SIGNS
 from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen
-from horovod_tune.analysis.printable import one_line, printable
+from horovod_tune.analysis.printable import counted, one_line, printable
 from horovod_tune.analysis.scoring import check_metric, value_of
 from horovod_tune.analysis.search_progress import ENDED, STATES, Progress
 from horovod_tune.best_effort import best_effort_callback
@@ -185,9 +185,12 @@ class ProgressCallback(Callback):
         tracked, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
         tracked.is_cut = bool(result.get("done")) and not self._is_whole(trial, result)
         before, tracked.ranks = tracked.ranks, ranks
-        if before not in (None, ranks) and ranks is not None:
-            noun = "rank" if ranks == 1 else "ranks"
-            change = f"continues with {ranks} {noun} (before: {before})"
+        changes, tracked.changes = tracked.changes, result.get("world_changes")
+        is_changed = isinstance(tracked.changes, int) and tracked.changes > (changes or 0)
+        if isinstance(ranks, int) and (is_changed or before not in (None, ranks)):
+            change = f"continues with {counted(ranks, 'rank')}"
+            change += f" (before: {before})" if before not in (None, ranks) else ""
+            change += f": {result.get('world_change')}" if is_changed else ""
             self._write(tracked.trial_id, f"{tracked.trial_id} {change}", always=True)
         text = tracked.text(self._progress.metric, now, self._progress.digits)
         if better and self._is_due("better", min(_PAUSE_S, self._every_s)):
@@ -204,7 +207,8 @@ class ProgressCallback(Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         tracked = self._progress.trial(trial.trial_id, time.time())
         # Tune stops a paused trial without a report.
-        self._stop(trial.trial_id, "stopped" if tracked.is_cut or tracked.state == "paused" else "done")
+        is_cut = tracked.state == "paused" and not self._is_whole(trial, trial.last_result or {})
+        self._stop(trial.trial_id, "stopped" if tracked.is_cut or is_cut else "done")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._stop(trial.trial_id, "failed")

@@ -27,6 +27,7 @@ class TrialProgress:
     state: str = "running"
     iteration: int = 0
     ranks: Any = None
+    changes: Any = None  # of the ranks of an elastic trial, so far
     values: list[float] = field(default_factory=list)
     ended: float | None = None
     is_cut: bool = False  # its last report was decided to be its last, though it has not reached its goal

@@ -25,7 +25,7 @@ from horovod_tune.analysis.run_summary import (
     trials_text,
     wall_text,
 )
-from horovod_tune.analysis.trial_details import error_line, iterations_of
+from horovod_tune.analysis.trial_details import error_line, iterations_of, rank_changes
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
 _CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, and again of problems
@@ -51,6 +51,15 @@ def view(
         parts.append(Text(f"{len(errors)} failed", style="bold red"))
         parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:_LINES]]
         parts += [Text(f"  and {len(errors) - _LINES} more")] if len(errors) > _LINES else []
+        parts.append(Text())
+    changes = [
+        f"  {trial.trial_id}, at iteration {at}: {why}"
+        for trial in analysis.trials
+        for at, why in rank_changes(trial)
+    ]
+    if changes:
+        parts += [Text("Changes of ranks", style="bold"), *map(_safe, changes[:_LINES])]
+        parts += [Text(f"  and {len(changes) - _LINES} more")] if len(changes) > _LINES else []
         parts.append(Text())
     parts += [_safe(f"not read completely: {problem}", "yellow") for problem in analysis.problems[:_LINES]]
     if (more := len(analysis.problems) - _LINES) > 0:

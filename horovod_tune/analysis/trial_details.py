@@ -58,6 +58,17 @@ def config_changes(trial: TrialRecord) -> list[int]:
     return [row for row in range(1, len(configs)) if configs[row] != configs[row - 1]]
 
 
+def rank_changes(trial: TrialRecord) -> list[tuple[int, str]]:
+    """Return each change of an elastic trial's ranks: the iteration that followed, and the reason."""
+    found, before = [], 0
+    for row in trial.rows:
+        changes, reason = row.get("world_changes"), row.get("world_change")
+        if isinstance(changes, int) and isinstance(reason, str) and changes > before:
+            found.append((iteration_of(row) or 0, reason))
+        before = changes if isinstance(changes, int) else 0
+    return found
+
+
 def config_at(trial: TrialRecord, report: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a trial's hyperparameters as they were at one of its reports, by default the last."""
     if not config_changes(trial):

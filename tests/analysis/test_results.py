@@ -332,6 +332,7 @@ def test_a_trial_prints_without_its_reports():
         (True, True, {"training_iteration": 99}, "stopped"),  # by a scheduler
         (True, True, {"training_iteration": 2}, "terminated"),
         (True, True, {"valid/loss": 0.5}, "terminated"),
+        (False, False, {"training_iteration": 2}, "terminated"),  # HyperBand pauses trials at their end
         (False, False, {}, "stopped"),  # while it was paused, or by the time budget
         (True, True, None, "terminated"),  # the search's state does not say what ends a trial
     ],

@@ -128,10 +128,10 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
                 showarrow=False,
                 **look,
             )
-    names = [style.label(axis.name, 18) for axis in axes]
+    names = [style.end_of(axis.name, 18) for axis in axes]
     x_axis = {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "ticks": ""}
     return made.update_layout(
-        xaxis=x_axis | {"range": [-0.15, len(varying) + 0.45]},
+        xaxis=x_axis | {"range": [-0.5, len(varying) + 0.5]},
         yaxis={"visible": False, "range": [-0.04, 1.04]},
         legend_traceorder="reversed",
     )
@@ -180,7 +180,7 @@ def importance(analysis: Analysis) -> Figure:
         return style.figure("Importance", height=200, empty=few)
     drops, r2, trials = permuted(analysis)
     order = np.argsort(-drops.mean(axis=1), kind="stable")[:_BARS]
-    names = [style.label(parameters[place].name, 24) for place in order]
+    names = [style.end_of(parameters[place].name, 24) for place in order]
     trust = ", too low to trust these bars" if r2 < 0.2 else ""
     note = f"{_METHOD} · {counted(trials, 'trial')} · R² of the model on held-out trials: {r2:.2f}{trust}"
     made = style.figure("Importance", note, height=150 + 30 * len(names))

@@ -95,6 +95,11 @@ def label(words: str, longest: int = 32) -> str:
     return as_text(words if len(words) <= longest else words[: longest - 1] + "…")
 
 
+def end_of(name: str, longest: int) -> str:
+    """Return a name as a label; of a long one its end, since nested names often begin alike."""
+    return as_text(name if len(name) <= longest else f"…{name[1 - longest :]}")
+
+
 def joined(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 

@@ -70,9 +70,8 @@ class TrialRecord:
         # Tune marks the last report of a trial that it ends, and afterwards the result of one that returned.
         ends = [(value_of(last, name), value_of(self.stop, name)) for name in self.stop]
         reached = any(value >= end for value, end in ends if value is not None and end is not None)
-        if last.get("done") is True:
-            return "terminated" if reached else "stopped"
-        return "terminated" if (self.last_result or {}).get("done") is True else "stopped"
+        has_returned = last.get("done") is not True and (self.last_result or {}).get("done") is True
+        return "terminated" if reached or has_returned else "stopped"
 
     @property
     def reports(self) -> tuple[dict[str, Any], ...]:

@@ -24,6 +24,7 @@ from horovod_tune.analysis.trial_details import (
     attempts,
     config_at,
     plain_text,
+    rank_changes,
     report_times,
     spans,
 )
@@ -298,6 +299,12 @@ class Results:
     def varying_parameters(self) -> list[Parameter]:
         """The hyperparameters with at least two values among the trials, in the configuration's order."""
         return find_varying(self.configs, self.record.domains)
+
+    @cached_property
+    def rank_changes(self) -> list[tuple[str, str]]:
+        """Where the ranks of an elastic trial changed, as text, and why."""
+        changes = ((trial, *change) for trial in self.trials for change in rank_changes(trial))
+        return [(f"{trial.trial_id}, at iteration {at}", why) for trial, at, why in changes]
 
     @property
     def best_logdir(self) -> str:

@@ -25,10 +25,10 @@ from horovod_tune.analysis.run_summary import (
     trials_text,
     wall_text,
 )
-from horovod_tune.analysis.trial_details import error_line, iterations_of, rank_changes
+from horovod_tune.analysis.trial_details import error_line, iterations_of
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
-_CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, and again of problems
+_CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, of problems and so on
 # In characters. Names are cut to no less than the first, texts of hyperparameters always to the second.
 _NAME, _TEXT, _GAP = 12, 24, 3
 
@@ -46,27 +46,21 @@ def view(
     if note := analysis.record.runs_note:
         parts += [_safe(note, "yellow"), Text()]
     parts += [*_best(analysis, is_live), _table(analysis, rows, width), Text()]
-    errors = analysis.errors()
-    if errors:
-        parts.append(Text(f"{len(errors)} failed", style="bold red"))
-        parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:_LINES]]
-        parts += [Text(f"  and {len(errors) - _LINES} more")] if len(errors) > _LINES else []
-        parts.append(Text())
-    changes = [
-        f"  {trial.trial_id}, at iteration {at}: {why}"
-        for trial in analysis.trials
-        for at, why in rank_changes(trial)
-    ]
-    if changes:
-        parts += [Text("Changes of ranks", style="bold"), *map(_safe, changes[:_LINES])]
-        parts += [Text(f"  and {len(changes) - _LINES} more")] if len(changes) > _LINES else []
-        parts.append(Text())
-    parts += [_safe(f"not read completely: {problem}", "yellow") for problem in analysis.problems[:_LINES]]
-    if (more := len(analysis.problems) - _LINES) > 0:
-        parts.append(Text(f"and {more} more could not be read completely", style="yellow"))
+    failures = [f"{trial}: {error_line(text)}" for trial, text in analysis.errors().items()]
+    parts += _bounded(f"{len(failures)} failed", "bold red", failures)
+    changes = [f"{where}: {why}" for where, why in analysis.rank_changes]
+    parts += _bounded("Changes of ranks", "bold", changes)
+    parts += _bounded("Not read completely", "yellow", list(map(str, analysis.problems)))
     if with_summary:
         parts += [_safe(f"{name:<21} {text}", "dim") for name, text in run_summary(analysis)[4:]]
     return Group(*parts)
+
+
+def _bounded(title: str, style: str, lines: list[str]) -> list[RenderableType]:
+    """Return at most `_LINES` lines below a title, and how many more there are; nothing without lines."""
+    more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
+    shown = [_safe(f"  {line}") for line in (*lines[:_LINES], *more)]
+    return [Text(title, style=style), *shown, Text()] if lines else []
 
 
 def as_html(shown: RenderableType) -> str:

@@ -60,13 +60,13 @@ def config_changes(trial: TrialRecord) -> list[int]:
 
 def rank_changes(trial: TrialRecord) -> list[tuple[int, str]]:
     """Return each change of an elastic trial's ranks: the iteration that followed, and the reason."""
-    found, before = [], 0
+    reasons, before = [], 0
     for row in trial.rows:
         changes, reason = row.get("world_changes"), row.get("world_change")
         if isinstance(changes, int) and isinstance(reason, str) and changes > before:
-            found.append((iteration_of(row) or 0, reason))
+            reasons.append((iteration_of(row) or 0, reason))
         before = changes if isinstance(changes, int) else 0
-    return found
+    return reasons
 
 
 def config_at(trial: TrialRecord, report: Mapping[str, Any] | None = None) -> dict[str, Any]:

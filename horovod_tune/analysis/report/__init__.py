@@ -18,7 +18,7 @@ import pandas as pd
 from horovod_tune.analysis import plots, run_summary
 from horovod_tune.analysis.open_experiment import Analysis
 from horovod_tune.analysis.printable import counted, duration, moment, python_text, text_of, yaml_text
-from horovod_tune.analysis.trial_details import error_line, iterations_of, rank_changes, ranks_of
+from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -87,11 +87,6 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         columns=_columns(analysis),
         cell=_cell,
         failures=_failures(analysis),
-        rank_changes=[
-            (f"{trial.trial_id}, at iteration {at}", why)
-            for trial in analysis.trials
-            for at, why in rank_changes(trial)
-        ],
         left_out=max(0, len(varying) - _PARAMETERS),
         summary=run_summary.run_summary(analysis),
         space_domains=_space(analysis),

@@ -37,10 +37,11 @@ class _Tee(io.StringIO):
         return super().write(text)
 
 
-def save_svg(shown: RenderableType, name: str, title: str) -> None:
+def save_svg(shown: RenderableType, name: str, title: str, folder: str = SHOWN) -> None:
     screen = Console(record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True)
     screen.print(shown)
-    screen.save_svg(str(GALLERY / name), title=title, code_format=SVG, unique_id=Path(name).stem)
+    picture = screen.export_svg(title=title, code_format=SVG, unique_id=Path(name).stem)
+    (GALLERY / name).write_text(picture.replace(folder, SHOWN))
 
 
 def save_png(page: Path, name: str, width: int, height: int) -> None:
@@ -68,7 +69,10 @@ def watch() -> None:
 
 def main() -> None:
     watch()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as made:
+        # As long as what is shown instead, so that lines keep their lengths.
+        folder = f"{made}/".ljust(len(SHOWN), "r")
+        assert len(folder) == len(SHOWN), "set TMPDIR to a shorter path"
         sys.argv = ["bayesopt_digits.py", "--storage-path", folder]
         with contextlib.redirect_stdout(_Tee()) as printed:
             runpy.run_path(str(ROOT / "examples" / "bayesopt_digits.py"), run_name="__main__")
@@ -76,8 +80,8 @@ def main() -> None:
         (experiment,) = [each for each in Path(folder).iterdir() if each.is_dir()]
         analysis = analyze(experiment)
         title = f"horovod-tune show ~/ray_results/{experiment.name}"
-        save_svg(terminal.view(analysis, rows=12, width=COLUMNS), "show.svg", title)
-        page = Path(folder, "page.html")
+        save_svg(terminal.view(analysis, rows=12, width=COLUMNS), "show.svg", title, folder)
+        page = Path(made, "page.html")
         page.write_text(render(analysis).replace(folder, SHOWN))
         save_png(page, "report.png", 1000, 1120)
         plots.learning_curves(analysis).update_layout(width=860, height=460).write_html(page)

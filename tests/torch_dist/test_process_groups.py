@@ -333,6 +333,8 @@ def test_a_stopped_rank_gets_the_others_out_of_their_collective(workers: Workers
 
 def fail(config: dict[str, Any]) -> None:
     """Rank 1 does what the test says, after a collective, while rank 0 waits for it."""
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
 
@@ -342,10 +344,12 @@ def fail(config: dict[str, Any]) -> None:
     if dist.get_rank() == 1:
         if config["how"] == "no data":
             raise RuntimeError("DataLoader timed out after 5 seconds (pid(s) 1)")
-        if config["how"] == "hang":
+        if config["how"] in ("hang", "barrier"):
             time.sleep(100)
         if config["how"] == "return":
             return
+    if config["how"] == "barrier":
+        dist.monitored_barrier(timeout=timedelta(seconds=2))
     dist.all_reduce(torch.ones(1))
 
 
@@ -356,6 +360,7 @@ def fail(config: dict[str, Any]) -> None:
         ("no data", "rank 1 of 2 on {host} failed:"),
         ("return", "rank 1 of 2 on {host} returned from the training function, while others"),
         ("hang", "rank 1 of 2 on {host} hung:"),
+        ("barrier", "rank 1 of 2 on {host} hung:"),
     ],
 )
 def test_the_rank_that_others_wait_for_is_named(

@@ -71,6 +71,14 @@ class SilentTrials(Callback):
             )
 
 
+@best_effort_callback("storing how trials have ended")
+class StoredEnds(Callback):
+    """Makes Tune store that a trial's function has returned: `analyze` tells it so from a stopped one."""
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        queries.store_end(trial)
+
+
 @best_effort_callback("the warnings about unused arguments")
 class UnusedArguments(Callback):
     """Warns, once per search, of arguments of which Tune silently uses others instead."""
@@ -164,6 +172,7 @@ def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[
         with best_effort("the hint on DistributedTrainableCreator"):
             for hint in filter(None, (hint_for(trainable) for trainable, _ in given)):
                 logger.warning(hint)
+        _prepare_search(arguments)
         yield arguments
         return
     specs = [{name: arguments.get(name) for name in ("config", "resources_per_trial")}]
@@ -300,7 +309,8 @@ def _prepare_search(arguments: dict[str, Any]) -> None:
 
 def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool) -> dict[str, Any]:
     metric, mode = tune_run.metric_and_mode(arguments)
-    callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), UnusedArguments(arguments)]
+    callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), StoredEnds()]
+    callbacks.append(UnusedArguments(arguments))
     callbacks.append(TrialsThatStartOver(arguments.get("scheduler")))
     changed = {**arguments, "callbacks": callbacks, "config": _with_python_numbers(arguments.get("config"))}
     _prepare_search(changed)

@@ -20,7 +20,8 @@ from horovod_tune.backends import make_group, placement_of
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
-from horovod_tune.function.shipping import ShippedFunction, refuse_horovod_of_driver
+from horovod_tune.function.pickling import refuse_horovod_of_driver
+from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.messages import TrialRequest
 from horovod_tune.ray_compat import queries

@@ -13,10 +13,9 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from horovod_tune.analysis import analyze
+from horovod_tune.analysis import Analysis, analyze
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, TrialRecord
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import parse_limit
 
 START = 1_790_000_000.0
@@ -139,6 +138,14 @@ def reporting(*trials: Sequence[dict[str, Any]], limits: Sequence[str] = (), **c
         known.append(replace(trial, rows=rows, last_result=rows[-1] if rows else None))
     within = [parse_limit(limit) for limit in limits]
     return Analysis(replace(made.record, trials=tuple(known)), made.folder, limits=within, **chosen)
+
+
+def losing_ranks(why: str) -> Analysis:
+    """An experiment of two elastic trials; the second lost ranks twice, for this reason."""
+    changes = [{"loss": 1.0, "world_changes": n, "world_change": why if n else ""} for n in (0, 1, 1, 2)]
+    return reporting(
+        [{"loss": 2.0, "world_changes": 0, "world_change": ""}], changes, metric="loss", mode="min"
+    )
 
 
 def changed(analysis: Analysis, *, metric: str | None = "loss", mode: str = "min", **fields: Any) -> Analysis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -52,13 +53,15 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def imports(source: str) -> Iterator[str]:
-    """Yield the dotted names that a module imports when it runs, without those under `TYPE_CHECKING`."""
+def imports(source: str, *, for_types: bool = False) -> Iterator[str]:
+    """Yield the dotted names that a module imports when it runs; with `for_types` also for type checkers."""
 
     def walk(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             match child:
-                case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+                case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")) if (
+                    not for_types
+                ):
                     for other in child.orelse:
                         yield from walk(ast.Module([other], []))
                 case ast.Import(names=names):
@@ -109,6 +112,25 @@ def test_imports_point_down_only() -> None:
             if not allowed:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert not wrong
+
+
+# A forked rank loads what it runs: the template itself stays small.
+LOADED_AFTER_THE_FORK = ("horovod_tune.rank.template", "horovod_tune.rank.process")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in modules()}
+    homes = {name.removesuffix(".__init__"): name for name in names.values()}
+
+    def needed(path: Path) -> set[str]:
+        found = imports(path.read_text(), for_types=True)
+        # A module, or something in one.
+        named = {name if name in homes else name.rpartition(".")[0] for name in found}
+        return {homes[name] for name in named & set(homes)} - {names[path]}
+
+    graph = {name: needed(path) for path, name in names.items()}
+    graph[LOADED_AFTER_THE_FORK[0]].remove(LOADED_AFTER_THE_FORK[1])
+    assert list(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 def test_processes_that_exchange_messages_do_not_import_each_other() -> None:

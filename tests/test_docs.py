@@ -214,3 +214,11 @@ def test_every_patch_is_proposed_upstream() -> None:
     patches = [*package.glob("ray_compat/patches/[a-z]*.py"), *package.glob("horovod_build/patches/*.patch")]
     assert len(patches) > 10
     assert not {path.stem for path in patches} - set(re.findall(r"^\| `([a-z_0-9]+)` \|", text, re.M))
+
+
+def test_the_reference_has_what_a_class_inherits_from_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    reference = importlib.import_module("docs_hook")._reference()
+    (members,) = re.findall(r"^::: \S+\.Analysis\n.*\n.*\n +inherited_members: (.*)$", reference, re.M)
+    assert {"dataframe", "best_config", "reload", "errors"} <= set(ast.literal_eval(members))

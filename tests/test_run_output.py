@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -16,7 +17,8 @@ from processes import run_python
 from ray import tune
 from ray._private.worker import print_to_stdstream
 from ray.tune.execution.tune_controller import TuneController
-from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
+from ray.tune.experiment import Trial
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders, resolve_placeholders
 from ray.tune.schedulers import (
     ASHAScheduler,
     MedianStoppingRule,
@@ -32,6 +34,7 @@ from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
 from horovod_tune.run_settings import (
     ExperimentMetadata,
     SilentTrials,
+    StoredEnds,
     TrialsThatStartOver,
     UnusedArguments,
     prepare,
@@ -166,6 +169,15 @@ def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, 
     assert len(warned) == 1 and warned[0].levelno == logging.WARNING
 
 
+def test_that_a_function_has_returned_is_stored_also_if_the_trial_was_stored_before():
+    trial = Trial("train", stub=True)
+    trial.run_metadata.last_result = {"loss": 1.0, "done": False, "training_iteration": 1}
+    trial.get_json_state()
+    trial.last_result.update(done=True)  # as Tune does
+    StoredEnds().on_trial_complete(0, [trial], trial)
+    assert json.loads(trial.get_json_state()[1])["last_result"]["done"] is True
+
+
 def test_other_trainables_keep_tunes_settings(new_output):
     assert settings(trainable=tune.Trainable, config={}) == {"config": {}}
 
@@ -190,11 +202,41 @@ def test_numpy_numbers_in_a_space_stay_an_ordered_range(new_output):
     assert prepared["deep"] == ({"bias": True}, 0.5)
 
 
+def reports_by_keywords(config):
+    tune.report(mean_loss=config["x"])
+
+
+def reports_a_dictionary(config):
+    tune.report({"mean_loss": config["x"]}, checkpoint=None)
+
+
+def uses_horovod(config):
+    import horovod.torch as hvd
+
+    hvd.init()
+    tune.report({"loss": hvd.rank()})
+
+
+@pytest.mark.parametrize("trainable", [DistributedTrainableCreator(train, num_slots=1), reports_a_dictionary])
+def test_objects_of_a_choice_are_points_whatever_the_trainable_is(trainable):
+    """Tune passes placeholders for objects to the searcher; files have their texts."""
+    space = {"x": tune.uniform(0, 1), "of": tune.choice([print, Path("/data")])}
+    points = [{"x": 0.25, "of": print}, {"x": 0.5, "of": "/data"}]
+    search_alg = BayesOptSearch(metric="loss", mode="min", points_to_evaluate=points)
+    with search(trainable, config=space, search_alg=search_alg):
+        resolvers = create_resolvers_map()
+        search_alg.set_search_properties("loss", "min", inject_placeholders(space, resolvers))
+    suggested = [search_alg.suggest(trial) for trial in "ab"]
+    for config in suggested:
+        resolve_placeholders(config, resolvers)
+    assert suggested == [{"x": 0.25, "of": print}, {"x": 0.5, "of": Path("/data")}]
+
+
 @pytest.mark.parametrize("chosen", [{"verbose": 2}, {"verbose": 0}, {"progress_reporter": object()}])
 def test_output_that_the_user_chose_stays(new_output, chosen):
     prepared = settings(**chosen)
     assert prepared.items() >= chosen.items()
-    kinds = [SilentTrials, UnusedArguments, TrialsThatStartOver, ExperimentMetadata]
+    kinds = [SilentTrials, StoredEnds, UnusedArguments, TrialsThatStartOver, ExperimentMetadata]
     assert [type(each) for each in prepared["callbacks"]] == kinds
 
 
@@ -220,21 +262,6 @@ def test_a_search_without_a_metric_says_so_when_it_starts(new_output, capsys):
     ):
         settings(**arguments)
         assert "no metric" not in capsys.readouterr().out, arguments
-
-
-def reports_by_keywords(config):
-    tune.report(mean_loss=config["x"])
-
-
-def reports_a_dictionary(config):
-    tune.report({"mean_loss": config["x"]}, checkpoint=None)
-
-
-def uses_horovod(config):
-    import horovod.torch as hvd
-
-    hvd.init()
-    tune.report({"loss": hvd.rank()})
 
 
 def test_a_function_that_needs_the_creator_and_is_passed_without_it_gets_a_hint(caplog):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import decimal
 import enum
 import os
+import sys
 import threading
 import types
 from pathlib import Path
@@ -91,6 +93,19 @@ def test_a_failed_collective_is_remembered_until_the_next_world():
     assert not live.failed_unnoticed
 
 
+class Phase(enum.IntEnum):
+    TRAINING = 1
+
+
+class Kind(str, enum.Enum):
+    MODEL = "model"
+
+
+Pair = collections.namedtuple("Pair", "step loss")
+OfTheScript = type("OfTheScript", (), {"__module__": "__main__"})
+vars(sys.modules["__main__"])["OfTheScript"] = OfTheScript  # where Pickle finds it
+
+
 def test_numbers_of_numpy_and_torch_become_pythons():
     plain = plain_metrics(
         {
@@ -107,15 +122,19 @@ def test_numbers_of_numpy_and_torch_become_pythons():
             "f128": numpy.longdouble(0.5),
             "c256": [numpy.array(numpy.clongdouble(0.5j))],
             "decimal": decimal.Decimal("0.5"),
+            "phase": Phase.TRAINING,
+            "kind": Kind.MODEL,
+            "pair": Pair(1, numpy.float32(0.5)),
         }
     )
     assert plain == {
         "f32": 0.5, "i64": 3, "flag": True, "zero_d": 2.5, "tensor": 0.25, "one": 4,
         "nested": {"a": 1.0}, "list": [1, 2], "text": "abc", "none": None,
-        "f128": 0.5, "c256": [0.5j], "decimal": 0.5,
+        "f128": 0.5, "c256": [0.5j], "decimal": 0.5, "phase": 1, "kind": "model", "pair": (1, 0.5),
     }  # fmt: skip
     assert [type(plain[name]) for name in ("f32", "i64", "flag", "zero_d")] == [float, int, bool, float]
     assert [type(plain[name]) for name in ("f128", "decimal")] == [float, float]
+    assert [type(plain[name]) for name in ("phase", "kind", "pair")] == [int, str, tuple]
     assert type(plain["c256"][0]) is complex
     assert type(plain["nested"]["a"]) is float and type(plain["list"][0]) is int
 
@@ -177,6 +196,7 @@ def nested(levels, kind):
         ({"count": numpy.array(2**70, dtype=object)}, ["'count'", "71 bits"]),
         ({"lock": numpy.array(threading.Lock(), dtype=object)}, ["'lock'", "lock"]),
         ({"counts": {2**64: 1}}, ["'counts'", "key", "65 bits"]),
+        ({"color": OfTheScript()}, ["metric 'color' is of type OfTheScript, which only your script knows"]),
         ({"text": "\ud800"}, ["'text'", "surrogates"]),
         ({"\udcff": 1.0}, ["\\udcff", "surrogates"]),
         ({"inner": {"\udcff": 1.0}}, ["'inner'", "key", "surrogates"]),

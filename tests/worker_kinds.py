@@ -15,6 +15,7 @@ import ray
 from horovod_tune.backends import make_launcher
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
+from horovod_tune.function import shipping
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.spec.trial_spec import make_spec
 
@@ -81,7 +82,7 @@ class Workers:
         self, train: Callable[..., Any], *, start: CheckpointPlace | None = None, **config: Any
     ) -> Path:
         """Begin a trial; returns its working directory, where the function writes what the test looks at."""
-        request = self.request(ray.put(cloudpickle.dumps(train)), config, start)
+        request = self.request(ray.put(shipping.dumps(train)), config, start)
         self.group.begin(request)
         return Path(request.working_dir)
 

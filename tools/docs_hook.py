@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import inspect
 import json
 import os
 import posixpath
@@ -156,15 +157,19 @@ def _reference() -> str:
                 continue  # a type alias, which appears in the signatures of the others
             parts.append(f"::: {thing.__module__}.{thing.__qualname__}")
             if isinstance(thing, type) and not issubclass(thing, BaseException):
-                parts.append(f"    options:\n      members: {_own_members(thing)}")
+                members = _members(thing)
+                parts.append(f"    options:\n      members: {members}\n      inherited_members: {members}")
             parts.append("")
     return "\n".join(parts)
 
 
-def _own_members(kind: type) -> list[str]:
-    """Return the public methods and properties that a class itself defines and documents."""
+def _members(kind: type) -> list[str]:
+    """Return the documented public methods and properties of a class, and of concrete bases of ours."""
+    ours = [base for base in kind.__mro__[1:] if base.__module__.startswith("horovod_tune")]
+    bases = (kind, *(base for base in ours if not inspect.isabstract(base)))
+    members = (member for base in bases for member in vars(base).items())
     return [
         name
-        for name, value in vars(kind).items()
+        for name, value in members
         if not name.startswith("_") and getattr(value, "__doc__", None) and not isinstance(value, str | int)
     ]

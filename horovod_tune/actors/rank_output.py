@@ -22,6 +22,11 @@ STALL_LINES = 30
 MESSAGE_BYTES = 16 << 20
 LINE_LENGTH = 4096
 _STALL_MARK = b"stall_inspector"
+# What Horovod prints on the other ranks when a rank is lost. The screen has the trial's error or a line about
+# the rank instead; the rank's log keeps it.
+_LOST_CONNECTION = re.compile(
+    rb"^.*Horovod background loop uncaught exception: \[\S*gloo/transport/.*\n?", re.M
+)
 # "1: [allreduce.x, allreduce.y]"; "!" marks ranks that the inspector no longer waits for.
 _MISSING_RANK = re.compile(r"(\d+)!?: \[(.*)\]")
 
@@ -60,7 +65,7 @@ class RankOutput:
                 if not data:  # nothing that could print is left
                     self._close()
                     return
-                _print(data, self.label)
+                _print(_LOST_CONNECTION.sub(b"", data), self.label)
                 self._new.append(data)
                 self._new_bytes += len(data)
                 if self._new_bytes > 2 * log_files.TAKE_BYTES:

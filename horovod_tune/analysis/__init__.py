@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from horovod_tune.analysis.open_experiment import Analysis as Analysis
     from horovod_tune.analysis.open_experiment import analyze as analyze
     from horovod_tune.analysis.progress import ProgressCallback as ProgressCallback
     from horovod_tune.analysis.report import write_report as write_report
-    from horovod_tune.analysis.results import Analysis as Analysis
 
 _HOMES = {
-    "Analysis": "results",
+    "Analysis": "open_experiment",
     "analyze": "open_experiment",
     "ProgressCallback": "progress",
     "write_report": "report",

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from horovod_tune.analysis.results import Analysis
+    from horovod_tune.analysis.open_experiment import Analysis
+    from horovod_tune.analysis.results import Results
 
 
 def add_parsers(subparsers: argparse._SubParsersAction) -> None:
@@ -100,7 +101,7 @@ def _run(command: Callable[[argparse.Namespace, Analysis], int], args: argparse.
         return 1
 
 
-def _require_named_metric(args: argparse.Namespace, analysis: Analysis) -> None:
+def _require_named_metric(args: argparse.Namespace, analysis: Results) -> None:
     """Raise `MetricUnknown` if the metric is not known, but an option of the command needs it."""
     if args.metric or (args.limit and not analysis.record.front):
         analysis.require_metric()
@@ -121,8 +122,7 @@ def _standard_output() -> TextIO:
 
 def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis.printable import counted, one_line
-    from horovod_tune.analysis.report import write_report
-    from horovod_tune.analysis.report.page import render
+    from horovod_tune.analysis.report import render, write_report
 
     _require_named_metric(args, analysis)
     if args.output == "-":
@@ -131,7 +131,7 @@ def _report(args: argparse.Namespace, analysis: Analysis) -> int:
         place = write_report(analysis, args.output, pareto=args.pareto)
         trials, size = counted(len(analysis.trials), "trial"), f"{place.stat().st_size / 1e6:.1f} MB"
         print(f"{one_line(str(place))}: {trials}, {size}")
-    if not analysis.has_best:
+    if analysis.best_number is None:
         _print_error(f"the report has no curves: {analysis.no_best_reason}")
     for problem in analysis.problems:
         print(f"not read completely: {one_line(str(problem))}", file=sys.stderr)
@@ -142,12 +142,13 @@ def _show(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis import terminal
 
     screen = terminal.Console()
+    shown: Results = analysis
     if args.watch and analysis.state == "running":
-        analysis = terminal.watch(analysis, screen, rows=args.rows)
+        shown = terminal.watch(analysis, screen, rows=args.rows)
     else:
         # A line that is longer than the screen continues on the next; nothing is cut.
         screen.print(terminal.view(analysis, rows=args.rows, width=screen.width), crop=False)
-    _require_named_metric(args, analysis)
+    _require_named_metric(args, shown)
     return 0
 
 

@@ -28,7 +28,7 @@ _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-o
 _MOST_CONSTANTS, _LONGEST_TEXT = 5_000, 300
 
 
-def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
+def write_metadata(trial: Any, facts: Mapping[str, Any]) -> None:
     """Write metadata of the search that starts `trial`; Tune copies the driver's folder to the storage.
 
     What another callback wrote for the same search is kept unless `known` overrides it. Raises `OSError`.
@@ -43,7 +43,7 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
             versions[name] = metadata.version(name)
     bundles = getattr(trial.placement_group_factory, "bundles", [])
     written = before | {"versions": versions, "cluster": _cluster(), "resources": bundles}
-    written |= {"written": time.time()} | {name: value for name, value in known.items() if value is not None}
+    written |= {"written": time.time()} | {name: value for name, value in facts.items() if value is not None}
     partial = folder / f".{place.name}.{os.getpid()}"
     partial.write_text(json.dumps(written))
     partial.replace(place)
@@ -135,7 +135,7 @@ def metadata_of(
             return {}
 
     ours = {f"{_PREFIX}{trial_id}{_SUFFIX}" for trial_id in trial_ids}
-    drivers = [found for name in sorted(ours & set(names)) if (found := read(name, run_metadata))]
+    drivers = [driver for name in sorted(ours & set(names)) if (driver := read(name, run_metadata))]
     last = max(drivers, key=lambda each: number_or_none(each["metadata"].get("written")) or 0.0, default={})
     states = [name for name in names if name.startswith("searcher-state-") and any(s in name for s in stamps)]
     searcher = read(max(states), searcher_metadata) if states else {}

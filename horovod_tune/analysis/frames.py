@@ -64,9 +64,9 @@ def clock(unix_s: pd.Series) -> pd.Series:
     """Return Unix times in seconds as UTC timestamps, to the microsecond; NaN becomes NaT."""
     # Not pd.to_datetime(unit="s"): pandas 2.3 computes with uninitialised memory if a time is missing.
     values = unix_s.to_numpy(dtype=float)
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     moments = np.full(len(values), np.datetime64("NaT", "ns"))
-    moments[known] = (np.round(values[known] * 1e6).astype("int64") * 1000).astype("datetime64[ns]")
+    moments[finite] = (np.round(values[finite] * 1e6).astype("int64") * 1000).astype("datetime64[ns]")
     return pd.Series(pd.DatetimeIndex(moments, tz="UTC"), index=unix_s.index)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pyarrow.fs import FileType
@@ -17,10 +17,8 @@ from horovod_tune.analysis.experiment_metadata import searcher_metadata
 from horovod_tune.analysis.reader.folders import has_uri, shown_place
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.scoring import kept, non_dominated, value_of
+from horovod_tune.analysis.search_progress import Progress
 from horovod_tune.analysis.trial_details import error_line
-
-if TYPE_CHECKING:
-    from horovod_tune.analysis.progress import Progress
 
 # At most this many failures are printed; the others are only counted.
 _FAILURES = 5
@@ -48,17 +46,17 @@ def last_screen(trials: Sequence[Any], progress: Progress) -> str:
     keeping = [trial for trial in trials if kept([_last_known(trial)], limits)[0]]
     within = " and ".join(map(str, limits))
     if front:
-        found = _front(keeping, len(trials), front, f" within {within}" if within else "")
+        best = _front(keeping, len(trials), front, f" within {within}" if within else "")
     else:
-        found = _best(keeping, progress, within)
+        best = _best(keeping, progress, within)
     name = "NAME"
     if not front and progress.metric is None:
         numbers = dict.fromkeys(name for trial in trials for name in trial.metric_analysis)
         reported = [name for name in numbers if name not in TUNES_OWN]
         name = reported[0] if len(reported) == 1 else name
         names = f" (reported: {', '.join(reported[:8])})" if len(reported) > 1 else ""
-        found = [("best trial", f'not known: write metric="{name}" and mode="min" or "max"{names}')]
-    rows = [*found, ("results", folder)]
+        best = [("best trial", f'not known: write metric="{name}" and mode="min" or "max"{names}')]
+    rows = [*best, ("results", folder)]
     if progress.count("interrupted", "paused", "restarting", "waiting"):
         has_tuner = filesystem.get_file_info(f"{path}/tuner.pkl").type == FileType.File
         again = f"tune.Tuner.restore({folder!r}, trainable).fit()"
@@ -78,8 +76,8 @@ def last_screen(trials: Sequence[Any], progress: Progress) -> str:
 
 def _last_known(trial: Any) -> dict[str, Any]:
     """Return each metric's last reported value; a report may lack some metrics."""
-    known = {name: values["last"] for name, values in trial.metric_analysis.items()}
-    return (trial.last_result or {}) | known
+    lasts = {name: values["last"] for name, values in trial.metric_analysis.items()}
+    return (trial.last_result or {}) | lasts
 
 
 def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str) -> list[tuple[str, str]]:
@@ -92,11 +90,13 @@ def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str
 
 def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[str, str]]:
     metric = progress.metric
-    known = [(value_of(_last_known(trial), metric), trial) for trial in trials] if metric is not None else []
-    finite = [(value, trial) for value, trial in known if value is not None and math.isfinite(value)]
+    scored = [(value_of(_last_known(trial), metric), trial) for trial in trials] if metric is not None else []
+    finite = [(value, trial) for value, trial in scored if value is not None and math.isfinite(value)]
     if not finite:
+        if not within:
+            return [("best trial", f"none: no trial has reported a finite {metric}")] if metric else []
         of = f" has a finite {metric} and" if metric else ""
-        return [("best trial", f"none: no trial's last report{of} meets {within}")] if within else []
+        return [("best trial", f"none: no trial's last report{of} meets {within}")]
     value, best = (max if progress.mode == "max" else min)(finite, key=itemgetter(0))
     digits = progress.digits
     text = f"{best.trial_id}, {metric} {value:.{digits}g} at its last report"

@@ -1,17 +1,88 @@
-"""`analyze` opens an experiment by its path, or from what Tune returned."""
+"""`analyze` opens an experiment; `Analysis` has its results and frames, and shows itself in notebooks."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from html import escape
 from typing import Any
 
+import pandas as pd
+
+from horovod_tune.analysis import frames
+from horovod_tune.analysis.pareto import ParetoFront, pareto_front
+from horovod_tune.analysis.printable import counted
 from horovod_tune.analysis.reader.folders import Folder, open_folder, shown_place
-from horovod_tune.analysis.reader.records import ExperimentRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.results import Results
 from horovod_tune.analysis.scoring import Limit, check_metric, parse_limit
+from horovod_tune.analysis.trial_details import config_changes
+
+
+class Analysis(Results):
+    """An experiment's results as they were when it was read; `reload()` reads a running one again.
+
+    `trials` has every trial, in the order of creation; `record` has everything that was read, `problems`
+    lists what could not be. `run` names the search by its first driver's start time (None without a state
+    file), `runs` all searches that wrote into the folder, oldest first.
+    """
+
+    def __repr__(self) -> str:
+        return f"<Analysis of {self.name!r}: {counted(len(self.trials), 'trial')}, {self.state}>"
+
+    @property
+    def best_result_df(self) -> pd.DataFrame:
+        """The best result as a frame of one row, indexed by the trial's id."""
+        best = self.best_result | {"config": self.best_config, "trial_id": self.best_trial.trial_id}
+        return frames.frame([frames.flatten(best)]).set_index("trial_id")
+
+    def dataframe(self) -> pd.DataFrame:
+        """Return one row per trial, in the order of creation.
+
+        Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
+        start and end (UTC), duration_s, ranks, hosts and start_s (all three NA if the reports lack them),
+        num_failures, error (in one line), logdir, and the configuration at the last report as config/…. A
+        metric whose columns would have one of these names, such as `iteration`, becomes reported_….
+        """
+        return frames.trials_frame(
+            self.trials, self.scores if self.is_known_metric else None, self.metric or ""
+        )
+
+    def history(self) -> pd.DataFrame:
+        """Return one row per report, by trial and then in the order of reporting.
+
+        Columns: trial_id, training_iteration, attempt (one more at each report whose iteration does not
+        increase), time (UTC), elapsed_s since the experiment's start, then all that was reported; a metric
+        with one of these names becomes reported_…. Configurations are included as config/… if they change
+        within trials, as under PopulationBasedTraining.
+        """
+        changing = any(map(config_changes, self.trials))
+        return frames.history_frame(self.trials, self.record.start_time, changing)
+
+    @cached_property
+    def trial_dataframes(self) -> dict[str, pd.DataFrame]:
+        """Each trial's reports as a frame like `history`, always with config/…, by trial_id."""
+        start = self.record.start_time
+        return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
+
+    def pareto_front(self, metrics: Mapping[str, str] | None = None) -> ParetoFront:
+        """Return the Pareto front: the results that no other result dominates.
+
+        `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
+        are those that `BayesOptSearch` optimised. The last report of each trial counts, or with scope "all"
+        every report of one of these metrics or a limit's. Results that violate the limits are left out.
+        Raises `ValueError` for fewer than two metrics, an unknown mode, or a metric that was not reported.
+        """
+        return pareto_front(self, self.record.front if metrics is None else metrics)
+
+    def _repr_html_(self) -> str:
+        try:
+            from horovod_tune.analysis.terminal import as_html, view
+        except ImportError:  # rich is an extra
+            return f"<pre>{escape(repr(self))}</pre>"
+        return as_html(view(self, rows=10, width=140, with_summary=False))
 
 
 def analyze(
@@ -66,19 +137,9 @@ def analyze(
             trial_ids = frozenset(str(trial.trial_id) for trial in tunes.trials)
     record = read_experiment(folder, run=run, trial_ids=trial_ids)
     if run is None and trial_ids is None and len(record.runs) > 1:
-        warnings.warn(f"{record.path}: {several_runs(record)}", stacklevel=2)
+        warnings.warn(f"{record.path}: {record.runs_note}", stacklevel=2)
     metric = metric or known_metric
     if mode is None and metric == known_metric:
         mode = known_mode
     kept = record.limits if given is None else given
     return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept, trial_ids=trial_ids)
-
-
-def several_runs(record: ExperimentRecord) -> str:
-    """Return a sentence on which of a folder's searches was read, and how to choose another."""
-    others = ", ".join(name for name in record.runs if name != record.run)
-    which = "the newest" if record.run == record.runs[-1] else "one"
-    return (
-        f"{len(record.runs)} searches wrote into this folder; this is {which} of them, {record.run}. "
-        f'Choose another with analyze(…, run="…") or --run: {others}'
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,10 +12,8 @@ import pandas as pd
 from horovod_tune import bounds
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.reader.plain_values import iteration_of
+from horovod_tune.analysis.results import Results
 from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated, value_of
-
-if TYPE_CHECKING:
-    from horovod_tune.analysis.results import Analysis
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class ParetoFront:
     indices in `points`, sorted by the first metric, best first.
     """
 
-    analysis: Analysis
+    analysis: Results
     metrics: dict[str, str]
     points: np.ndarray
     places: list[tuple[int, int]]
@@ -47,8 +44,8 @@ class ParetoFront:
             row = trial.reports[report]
             values = dict(zip(self.metrics, self.points[point].tolist(), strict=True))
             config = row["config"] if isinstance(row.get("config"), dict) else trial.config
-            known = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
-            made.append(known | values | frames.flatten(config, "config/"))
+            origin = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
+            made.append(origin | values | frames.flatten(config, "config/"))
         return frames.frame(made)
 
     @property
@@ -79,7 +76,7 @@ class ParetoFront:
         return self.dataframe().to_html(index=False)
 
 
-def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
+def pareto_front(analysis: Results, metrics: Mapping[str, str]) -> ParetoFront:
     """See `Analysis.pareto_front`."""
     if not isinstance(metrics, Mapping) or len(metrics) < 2:
         example = '{"accuracy": "max", "latency_ms": "min"}'

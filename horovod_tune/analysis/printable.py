@@ -6,6 +6,7 @@ import math
 import pprint
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ def one_line(text: str) -> str:
     return _BREAKS.sub(_written_out, printable(text))
 
 
-def _written_out(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _written_out(character: re.Match[str]) -> str:
+    return character[0].encode("unicode_escape").decode("ascii")
 
 
 def counted(number: int, noun: str) -> str:
@@ -44,6 +45,38 @@ def counted(number: int, noun: str) -> str:
     ('1 trial', '2,000 trials')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text, short for floats.
+
+    >>> text_of(0.1 + 0.2), text_of(True), text_of("adam")
+    ('0.3', 'True', 'adam')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.21), duration(95), duration(3 * 3600 + 120), duration(200_000)
+    ('3.2 s', '1 min 35 s', '3 h 2 min', '2 d 7 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def moment(unix_s: float) -> str:
+    """
+    >>> moment(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def digits_for(values: Sequence[float] | np.ndarray, least: int) -> int:
@@ -78,10 +111,10 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
     finite = [part[np.isfinite(part)] for part in parts]
     with np.errstate(over="ignore", invalid="ignore"):  # values near the largest float
         means = np.array([part.mean() if len(part) else math.nan for part in finite])
-        known = means[np.isfinite(means)]
-        if not len(known):
+        present = means[np.isfinite(means)]
+        if not len(present):
             return "·" * len(values[:width])
-        heights = (means - known.min()) / ((known.max() - known.min()) or 1.0) * (len(_BLOCKS) - 1)
+        heights = (means - present.min()) / ((present.max() - present.min()) or 1.0) * (len(_BLOCKS) - 1)
     return "".join("·" if math.isnan(height) else _BLOCKS[round(height)] for height in heights)
 
 

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -18,216 +18,15 @@ from ray.tune import Callback
 from horovod_tune.analysis.encoding import OTHER_SIGNS
 from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen
-from horovod_tune.analysis.printable import counted, digits_for, one_line, printable, sparkline
-from horovod_tune.analysis.report.run_summary import duration
+from horovod_tune.analysis.printable import counted, one_line, printable
 from horovod_tune.analysis.scoring import check_metric, value_of
-from horovod_tune.analysis.varying_parameters import flat_config, text_of
+from horovod_tune.analysis.search_progress import ENDED, STATES, Progress
 from horovod_tune.best_effort import best_effort_callback
 
 _ROWS = 16  # running trials in the live table; the others are only counted
 # The shortest time between two lines on new best values, or between two summaries: short trials have many.
 _PAUSE_S = 5.0
 _REDRAWN_S = 0.5
-_LEAST_LEFT_S = 10.0  # a shorter time left is not shown: it would be a guess
-_ENDED = ("done", "stopped", "failed")
-_STATES = {"TERMINATED": "done", "ERROR": "failed", "PAUSED": "paused"}
-
-
-@dataclass
-class TrialProgress:
-    """One trial; times are Unix times in seconds; `goal` is the last iteration, None if unknown."""
-
-    trial_id: str
-    began: float
-    goal: float | None = None
-    settings: str = ""  # the sampled values: "lr=0.01 width=64"
-    state: str = "running"
-    iteration: int = 0
-    ranks: Any = None
-    values: list[float] = field(default_factory=list)
-    ended: float | None = None
-    is_cut: bool = False  # its last report was decided to be its last, though it has not reached its goal
-    # Iteration and time of each report since the trial was last started, and when it began to train then.
-    reports: list[tuple[int, float]] = field(default_factory=list)
-    trains_since: float = 0.0
-    trained_before_s: float = 0.0
-
-    def stop(self, state: str, now: float) -> None:
-        """Record the trial's new state: one of `_ENDED`, "paused", "restarting", or "waiting" to continue."""
-        self.trained_before_s = self.trained_s(now)
-        self.state, self.ended = state, now if state in _ENDED else None
-
-    def trained_s(self, now: float) -> float:
-        """Return the seconds for which the trial has trained, without its starts and pauses."""
-        return self.trained_before_s + (now - self.trains_since if self.state == "running" else 0.0)
-
-    def left_s(self, now: float) -> float | None:
-        """Return the estimated seconds until the trial reaches its goal; None if unknown."""
-        if self.state != "running" or self.goal is None or not self.reports:
-            return None
-        (first, began), (last, reported) = self.reports[0], self.reports[-1]
-        if last <= first:
-            return None
-        pace = (reported - began) / (last - first)
-        return max(0.0, (self.goal - last) * pace - (now - reported))
-
-    def text(self, metric: str | None, now: float, digits: int = 6) -> str:
-        """Return the trial in one line."""
-        goal = f" of {self.goal:g}" if self.goal is not None else ""
-        parts = [f"{self.trial_id} {self.state}", f"iteration {self.iteration}{goal}"]
-        parts += [f"{metric} {self.values[-1]:.{digits}g}"] if self.values else []
-        parts.append(duration((self.ended or now) - self.began))
-        return " · ".join([*parts, *_left(self.left_s(now))])
-
-
-def _left(left_s: float | None) -> list[str]:
-    return [f"about {duration(left_s)} left"] if left_s is not None and left_s >= _LEAST_LEFT_S else []
-
-
-@dataclass
-class Progress:
-    """The trials of a search and its best value; `total` is their final number, None if it is not known.
-
-    `searched` are the names of the hyperparameters, None if they are not known. `ends` has the values at
-    which a scheduler ends a whole training: {"training_iteration": 30}.
-    """
-
-    metric: str | None = None
-    mode: str | None = None
-    total: int | None = None
-    budget_s: float | None = None
-    began: float = 0.0
-    trials: dict[str, TrialProgress] = field(default_factory=dict)
-    best_trial: str | None = None
-    best_value: float = math.nan
-    searched: Collection[str] | None = None
-    ends: Mapping[str, float] = field(default_factory=dict)
-    most_at_once: int = 0
-
-    def trial(self, trial_id: str, now: float) -> TrialProgress:
-        """Return a trial, which begins now if it is new."""
-        return self.trials.setdefault(trial_id, TrialProgress(trial_id, now))
-
-    def started(self, trial: Any, now: float) -> TrialProgress:
-        """Record the start of one of Tune's trials, which may be new, paused or restarted."""
-        known = self.trial(trial.trial_id, now)
-        goal = (trial.stopping_criterion or {}).get("training_iteration")
-        known.goal = goal if isinstance(goal, (int, float)) else None
-        # Not the values of `evaluated_params`: it has placeholders for objects, lacks what was not drawn
-        # (`points_to_evaluate`, `sample_from`), and does not change under PopulationBasedTraining.
-        names = self.searched if self.searched is not None else trial.evaluated_params
-        values = flat_config(trial.config, names)
-        chosen = [name for name in values if any(f"{name}/".startswith(f"{one}/") for one in names)]
-        known.settings = " ".join(f"{name}={text_of(values[name]):.100}" for name in chosen or values)
-        known.state, known.reports, known.ended, known.trains_since = "running", [], None, now
-        self.most_at_once = max(self.most_at_once, self.count("running"))
-        return known
-
-    def restored(self, trial: Any, now: float) -> bool:
-        """Record one of Tune's trials if it has reports from an earlier session; return True if it is new."""
-        result = trial.last_result or {}
-        if trial.trial_id in self.trials or "training_iteration" not in result:
-            return False
-        known = self.started(trial, now)
-        self.reported(trial.trial_id, result, now)
-        best = trial.metric_analysis.get(self.metric) or {}
-        self._is_best(trial.trial_id, value_of(best, self.mode or "min"))
-        known.stop(_STATES.get(trial.status, "waiting"), now)
-        known.trained_before_s = value_of(result, "time_total_s") or 0.0
-        known.began = now - known.trained_before_s
-        return True
-
-    def reported(self, trial_id: str, result: dict[str, Any], now: float) -> bool:
-        """Record a report; return True if it has the best value so far."""
-        trial = self.trial(trial_id, now)
-        iteration = result.get("training_iteration")
-        trial.iteration = iteration if isinstance(iteration, int) else trial.iteration + 1
-        if not trial.reports:
-            trial.trains_since = min(now, trial.trains_since + (value_of(result, "start_s") or 0.0))
-        trial.reports.append((trial.iteration, now))
-        value = value_of(result, self.metric) if self.metric is not None else None
-        trial.values += [] if value is None else [value]
-        return self._is_best(trial_id, value)
-
-    def _is_best(self, trial_id: str, value: float | None) -> bool:
-        if value is None or self.mode is None or not math.isfinite(value):
-            return False
-        if value >= self.best_value if self.mode == "min" else value <= self.best_value:  # not the first: NaN
-            return False
-        self.best_value, self.best_trial = value, trial_id
-        return True
-
-    def count(self, *states: str) -> int:
-        return sum(trial.state in states for trial in self.trials.values())
-
-    def left_s(self, now: float) -> float | None:
-        """Return the estimated seconds until the search ends; None if unknown.
-
-        Assumes that each trial trains as long as ended trials did on average, and that as many run at once as
-        did so far. A time budget is an upper bound.
-        """
-        ended = [trial.trained_s(now) for trial in self.trials.values() if trial.ended is not None]
-        running = [trial for trial in self.trials.values() if trial.state == "running"]
-        left = [trial.left_s(now) for trial in running]
-        bounds = [] if self.budget_s is None else [max(0.0, self.began + self.budget_s - now)]
-        if self.total is not None and ended:
-            mean = sum(ended) / len(ended)
-            work = (max(0, self.total - len(self.trials)) + self.count("restarting", "waiting")) * mean
-            for trial, own in zip(running, left, strict=True):
-                # A scheduler may end it long before its goal.
-                rest = mean - trial.trained_s(now)
-                work += min(rest, own if own is not None else rest) if rest > 0 else own or 0.0
-            bounds.append(work / max(1, self.most_at_once))
-        elif self.total is not None and len(self.trials) >= self.total and left and None not in left:
-            bounds.append(max(own for own in left if own is not None))
-        return min(bounds, default=None)
-
-    def summary(self, now: float) -> str:
-        """Return the search in one line.
-
-        >>> Progress(total=4, began=0.0).summary(65.0)
-        '0 of 4 trials ended · 1 min 5 s'
-        """
-        parts = [self.ended_text()]
-        for state in ("running", "paused", "stopped", "failed", "interrupted"):
-            parts += [f"{self.count(state)} {state}"] if self.count(state) else []
-        parts.append(duration(max(0.0, now - self.began)))
-        parts += _left(self.left_s(now)) if self.count("running") else []
-        if self.best_trial is not None:
-            parts.append(f"best {self.metric} {self.best_value:.{self.digits}g} ({self.best_trial})")
-        return " · ".join(parts)
-
-    def ended_text(self) -> str:
-        ended = self.count(*_ENDED)
-        trials = f"{ended} of {counted(self.total, 'trial')}" if self.total else counted(ended, "trial")
-        return f"{trials} ended"
-
-    @property
-    def digits(self) -> int:
-        """How many digits of the metric tell the trials apart; at least 6."""
-        return digits_for([trial.values[-1] for trial in self.trials.values() if trial.values], 6)
-
-    def table(self, rows: int, now: float) -> Any:
-        """Return at most `rows` running trials and the summary, for rich to print."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        columns = ("trial", "iteration", one_line(self.metric or ""), "", "time", "hyperparameters")
-        table = Table(*columns, box=None, pad_edge=False, header_style="dim")
-        running = [trial for trial in self.trials.values() if trial.state in ("running", "restarting")]
-        for trial in running[-rows:]:
-            table.add_row(
-                Text(one_line(trial.trial_id), "bold" if trial.trial_id == self.best_trial else ""),
-                Text(f"{trial.iteration}" + (f"/{trial.goal:g}" if trial.goal is not None else "")),
-                Text(f"{trial.values[-1]:.{self.digits}g}" if trial.values else ""),
-                Text(sparkline(trial.values, 16), "cyan"),
-                Text("".join(_left(trial.left_s(now))) or duration(now - trial.began), "dim"),
-                Text(one_line(trial.settings), "dim", overflow="ellipsis", no_wrap=True),
-            )
-        more = len(running) - rows
-        below = [Text(f"and {more} more running", style="dim")] if more > 0 else []
-        return Group(table, *below, Text(one_line(self.summary(now)), style="bold"))
 
 
 @dataclass
@@ -369,32 +168,35 @@ class ProgressCallback(Callback):
             self._metadata_written = True
             write_metadata(trial, {"metric": self._progress.metric, "mode": self._progress.mode})
         before = self._progress.trial(trial.trial_id, time.time()).state
-        known = self._progress.started(trial, time.time())
-        what = f"started  {known.settings}"
-        if known.iteration and before in ("paused", "waiting", "restarting"):
+        tracked = self._progress.started(trial, time.time())
+        what = f"started  {tracked.settings}"
+        if tracked.iteration and before in ("paused", "waiting", "restarting"):
             what = "starts over: it has saved no checkpoint"
             if trial.checkpoint is not None:
                 saved = (trial.latest_checkpoint_result.metrics or {}).get("training_iteration")
-                what = f"continues after iteration {saved or known.iteration}"
-        self._write(known.trial_id, f"{known.trial_id} {what}".rstrip())
+                what = f"continues after iteration {saved or tracked.iteration}"
+        self._write(tracked.trial_id, f"{tracked.trial_id} {what}".rstrip())
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         now = time.time()
         better = self._progress.reported(trial.trial_id, result, now)
-        known, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
-        known.is_cut = bool(result.get("done")) and not self._is_whole(trial, result)
-        before, known.ranks = known.ranks, ranks
-        if before not in (None, ranks) and ranks is not None:
-            noun = "rank" if ranks == 1 else "ranks"
-            change = f"continues with {ranks} {noun} (before: {before})"
-            self._write(known.trial_id, f"{known.trial_id} {change}", always=True)
-        text = known.text(self._progress.metric, now, self._progress.digits)
+        tracked, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
+        tracked.is_cut = bool(result.get("done")) and not self._is_whole(trial, result)
+        before, tracked.ranks = tracked.ranks, ranks
+        changes, tracked.changes = tracked.changes, result.get("world_changes")
+        is_changed = isinstance(tracked.changes, int) and tracked.changes > (changes or 0)
+        if isinstance(ranks, int) and (is_changed or before not in (None, ranks)):
+            change = f"continues with {counted(ranks, 'rank')}"
+            change += f" (before: {before})" if before not in (None, ranks) else ""
+            change += f": {result.get('world_change')}" if is_changed else ""
+            self._write(tracked.trial_id, f"{tracked.trial_id} {change}", always=True)
+        text = tracked.text(self._progress.metric, now, self._progress.digits)
         if better and self._is_due("better", min(_PAUSE_S, self._every_s)):
-            self._write(known.trial_id, f"{text} · best so far")
-        elif self._is_due(known.trial_id, self._every_s):
-            self._write(known.trial_id, text)
+            self._write(tracked.trial_id, f"{text} · best so far")
+        elif self._is_due(tracked.trial_id, self._every_s):
+            self._write(tracked.trial_id, text)
 
     def _is_whole(self, trial: Any, result: dict[str, Any]) -> bool:
         """Return True if a report reaches an end that was set for every trial."""
@@ -403,9 +205,10 @@ class ProgressCallback(Callback):
         return any(value is not None and value >= end for value, end in reached)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        known = self._progress.trial(trial.trial_id, time.time())
+        tracked = self._progress.trial(trial.trial_id, time.time())
         # Tune stops a paused trial without a report.
-        self._stop(trial.trial_id, "stopped" if known.is_cut or known.state == "paused" else "done")
+        is_cut = tracked.state == "paused" and not self._is_whole(trial, trial.last_result or {})
+        self._stop(trial.trial_id, "stopped" if tracked.is_cut or is_cut else "done")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._stop(trial.trial_id, "failed")
@@ -416,13 +219,13 @@ class ProgressCallback(Callback):
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         # Tune calls no hook when a trial is paused, or when the whole search is stopped (`time_budget_s`).
         for trial in trials:
-            known, state = self._progress.trials.get(trial.trial_id), _STATES.get(trial.status)
-            if known is None or state is None or known.state in _ENDED:
+            tracked, state = self._progress.trials.get(trial.trial_id), STATES.get(trial.status)
+            if tracked is None or state is None or tracked.state in ENDED:
                 continue
-            if state == "paused" != known.state:
-                known.stop(state, time.time())
+            if state == "paused" != tracked.state:
+                tracked.stop(state, time.time())
             elif state != "paused":
-                self._stop(known.trial_id, "stopped" if state == "done" else state)
+                self._stop(tracked.trial_id, "stopped" if state == "done" else state)
         view = self._view
         if view is not None and view.redraw is not None and self._is_due("table", _REDRAWN_S):
             view.redraw(self._progress.table(view.rows, time.time()))
@@ -431,12 +234,12 @@ class ProgressCallback(Callback):
         view, self._view = self._view, None
         # Tune also calls this hook while it handles an error that ends the search. Then nothing is printed,
         # unless trials have ended.
-        if view is None or (sys.exc_info()[0] is not None and not self._progress.count(*_ENDED)):
+        if view is None or (sys.exc_info()[0] is not None and not self._progress.count(*ENDED)):
             return
         for trial in trials:  # if nothing was left to do, Tune has taken no step
             self._progress.restored(trial, time.time())
-        for known in self._progress.trials.values():
-            known.state = "interrupted" if known.state == "running" else known.state
+        for tracked in self._progress.trials.values():
+            tracked.state = "interrupted" if tracked.state == "running" else tracked.state
         view.stop()
         atexit.unregister(view.stop)  # else the driver would keep the console
         view.write(one_line(f"search ended: {self._progress.summary(time.time())}"))
@@ -450,7 +253,7 @@ class ProgressCallback(Callback):
         trial.stop(state, now)
         text = trial.text(self._progress.metric, now, self._progress.digits)
         self._write(trial_id, text, always=state == "failed")
-        if state in _ENDED and self._is_due("summary", min(_PAUSE_S, self._every_s)):
+        if state in ENDED and self._is_due("summary", min(_PAUSE_S, self._every_s)):
             self._write("summary", self._progress.summary(now))
 
     def _write(self, about: str, line: str, *, always: bool = False) -> None:

@@ -1,22 +1,20 @@
-"""The results of a search, as attributes and pandas frames."""
+"""The results of a search as data: its trials' values, which of them is best, and what tells them apart."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from html import escape
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis import frames
-from horovod_tune.analysis.pareto import ParetoFront, pareto_front
-from horovod_tune.analysis.printable import counted, digits_for, one_line
+from horovod_tune.analysis.printable import digits_for, one_line
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
@@ -25,12 +23,16 @@ from horovod_tune.analysis.scoring import Limit, as_number, kept, known_values, 
 from horovod_tune.analysis.trial_details import (
     attempts,
     config_at,
-    config_changes,
     plain_text,
+    rank_changes,
     report_times,
     spans,
 )
+from horovod_tune.analysis.varying_parameters import Parameter, find_varying
 from horovod_tune.errors import HorovodTuneError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Does not match checkpoint_000001.part, an incomplete copy.
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
@@ -42,13 +44,8 @@ class MetricUnknown(HorovodTuneError, ValueError):
     """Raised if metric or mode is not known, or no trial reported the metric (or that of a limit)."""
 
 
-class Analysis:
-    """An experiment's results as they were when it was read; `reload()` reads a running one again.
-
-    `trials` has every trial, in the order of creation; `record` has everything that was read, `problems`
-    lists what could not be. `run` names the search by its first driver's start time (None without a state
-    file), `runs` all searches that wrote into the folder, oldest first.
-    """
+class Results:
+    """The data of an `Analysis`, without what shows it."""
 
     def __init__(
         self,
@@ -69,9 +66,6 @@ class Analysis:
         self.mode = mode or (record.mode if self.metric == record.metric else None)
         self.scope = scope
 
-    def __repr__(self) -> str:
-        return f"<Analysis of {self.name!r}: {counted(len(self.trials), 'trial')}, {self.state}>"
-
     @property
     def state(self) -> str:
         """ "finished", "running", "interrupted", or "unknown" (it does not run, and the state file is lost).
@@ -86,18 +80,18 @@ class Analysis:
             return "unknown"
         return "finished" if over else "interrupted"
 
-    def reload(self) -> Analysis:
+    def reload(self) -> Self:
         """Return the experiment as it is now."""
         ids = self._trial_ids
         again = read_experiment(self.folder, run=self.record.run if ids is None else None, trial_ids=ids)
         same = {"metric": self.metric, "mode": self.mode, "scope": self.scope, "limits": self.limits}
-        return Analysis(again, self.folder, trial_ids=ids, **same)  # type: ignore[arg-type]
+        return type(self)(again, self.folder, trial_ids=ids, **same)  # type: ignore[arg-type]
 
     def require_metric(self, *, with_limits: bool = True) -> tuple[str, str]:
         """Return metric and mode. Raises `MetricUnknown` if one, or a limit's metric, is not known."""
         if self.metric is None or self.mode is None:
-            known = {"metric": self.metric, "mode": self.mode}
-            missing = " and ".join(name for name, value in known.items() if not value)
+            chosen = {"metric": self.metric, "mode": self.mode}
+            missing = " and ".join(name for name, value in chosen.items() if not value)
             only = self.reported_numbers[0] if len(self.reported_numbers) == 1 else "NAME"
             name = one_line(self.metric or only)
             front = " and ".join(map(one_line, self.record.front))
@@ -160,21 +154,21 @@ class Analysis:
 
         Columns: trial (its index in `trials`), row (the report's index in the trial), iteration and time
         (Unix time in seconds; NaN if unknown), attempt, session (how many drivers of the search had started),
-        value (the metric's newest value up to this report), known (False if this report lacks the metric),
-        allowed (True if it meets the limits).
+        value (the metric's newest value up to this report), has_value (True if this report has the
+        metric), allowed (True if it meets the limits).
         """
         metric, _ = self.require_metric(with_limits=False)  # a metric that is not known violates its limit
-        found = []
+        rows = []
         for number, trial in enumerate(self.trials):
             reports = trial.reports
             values, allowed = known_values(reports, [metric]), kept(reports, self.limits)
-            each = zip(reports, report_times(trial), attempts(reports), values, allowed, strict=True)
-            for row, (report, time_s, attempt, (value,), good) in enumerate(each):
-                known = value_of(report, metric) is not None
-                found.append((number, row, iteration_of(report), time_s, attempt, value, known, good))
+            told = zip(reports, report_times(trial), attempts(reports), values, allowed, strict=True)
+            for row, (report, time_s, attempt, (value,), good) in enumerate(told):
+                has_value = value_of(report, metric) is not None
+                rows.append((number, row, iteration_of(report), time_s, attempt, value, has_value, good))
         types = {"trial": int, "row": int, "iteration": float, "time": float, "attempt": int}
-        types |= {"value": float, "known": bool, "allowed": bool}
-        made = pd.DataFrame(found, columns=list(types)).astype(types)
+        types |= {"value": float, "has_value": bool, "allowed": bool}
+        made = pd.DataFrame(rows, columns=list(types)).astype(types)
         return made.assign(session=np.searchsorted(self.record.sessions, made["time"]))
 
     @cached_property
@@ -206,17 +200,17 @@ class Analysis:
         Columns: trial (its index in `trials`), begin (of its start-up), trained (when training began), end.
         """
         sessions = self.record.sessions
-        found = [(n, *span) for n, trial in enumerate(self.trials) for span in spans(trial, sessions)]
-        return pd.DataFrame(found, columns=["trial", "begin", "trained", "end"])
+        periods = [(n, *span) for n, trial in enumerate(self.trials) for span in spans(trial, sessions)]
+        return pd.DataFrame(periods, columns=["trial", "begin", "trained", "end"])
 
     @cached_property
     def session_gaps(self) -> list[tuple[float, float]]:
         """The gaps between drivers, in Unix time: from the last report before a start to that start."""
-        found = []
+        gaps = []
         for session in self.record.sessions[1:]:
             ends = self.spans.loc[self.spans["begin"] < session, "end"].clip(upper=session)
-            found.append((float(ends.max()) if len(ends) else session, session))
-        return found
+            gaps.append((float(ends.max()) if len(ends) else session, session))
+        return gaps
 
     @property
     def _best(self) -> int:
@@ -226,14 +220,9 @@ class Analysis:
         return self.best_number
 
     @property
-    def has_best(self) -> bool:
-        """Return True if any trial has a finite value within the limits."""
-        return self.best_number is not None
-
-    @property
     def is_scored(self) -> bool:
         """Return True if any trial's last value of the metric is finite, within the limits or not."""
-        return self._scored and bool(np.isfinite(self.scores["last"]).any())
+        return self.is_known_metric and bool(np.isfinite(self.scores["last"]).any())
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -244,7 +233,7 @@ class Analysis:
     @cached_property
     def _costs(self) -> np.ndarray:
         """`values`, negated if higher is better; NaN if a trial does not meet the limits."""
-        if not self._scored:
+        if not self.is_known_metric:
             return np.full(len(self.trials), math.nan)
         allowed = self.scores["allowed"] | (self.scope == "all")
         return np.where(allowed, self.values if self.mode == "min" else -self.values, math.nan)
@@ -297,7 +286,7 @@ class Analysis:
     @cached_property
     def _compared(self) -> list[dict[str, Any]]:
         """The report by which each trial is compared; empty if it has none."""
-        best = self.scores["best_row"].fillna(-1) if self.scope == "all" and self._scored else None
+        best = self.scores["best_row"].fillna(-1) if self.scope == "all" and self.is_known_metric else None
         rows = [-1] * len(self.trials) if best is None else best.tolist()  # without a best one, the last
         return [t.reports[row] if t.reports else {} for t, row in zip(self.trials, rows, strict=True)]
 
@@ -306,16 +295,21 @@ class Analysis:
         """Each trial's hyperparameters, as they were at the report by which it is compared."""
         return [config_at(*each) for each in zip(self.trials, self._compared, strict=True)]
 
+    @cached_property
+    def varying_parameters(self) -> list[Parameter]:
+        """The hyperparameters with at least two values among the trials, in the configuration's order."""
+        return find_varying(self.configs, self.record.domains)
+
+    @cached_property
+    def rank_changes(self) -> list[tuple[str, str]]:
+        """Where the ranks of an elastic trial changed, as text, and why."""
+        changes = ((trial, *change) for trial in self.trials for change in rank_changes(trial))
+        return [(f"{trial.trial_id}, at iteration {at}", why) for trial, at, why in changes]
+
     @property
     def best_logdir(self) -> str:
         """The best trial's folder: a path or a URI."""
         return self.best_trial.directory
-
-    @property
-    def best_result_df(self) -> pd.DataFrame:
-        """The best result as a frame of one row, indexed by the trial's id."""
-        best = self.best_result | {"config": self.best_config, "trial_id": self.best_trial.trial_id}
-        return frames.frame([frames.flatten(best)]).set_index("trial_id")
 
     @property
     def best_checkpoint(self) -> Any:
@@ -351,53 +345,9 @@ class Analysis:
         # Reports of class trainables name no checkpoint: take the newest, the closest to the last result.
         return home.below(max(on_disk)) if on_disk and not (self.limits and any(named)) else None
 
-    def dataframe(self) -> pd.DataFrame:
-        """Return one row per trial, in the order of creation.
-
-        Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
-        start and end (UTC), duration_s, ranks, hosts and start_s (all three NA if the reports lack them),
-        num_failures, error (in one line), logdir, and the configuration at the last report as config/…. A
-        metric whose columns would have one of these names, such as `iteration`, becomes reported_….
-        """
-        return frames.trials_frame(self.trials, self.scores if self._scored else None, self.metric or "")
-
     @property
-    def _scored(self) -> bool:
+    def is_known_metric(self) -> bool:
         return self.metric is not None and self.mode is not None and self.is_known(self.metric)
-
-    def history(self) -> pd.DataFrame:
-        """Return one row per report, by trial and then in the order of reporting.
-
-        Columns: trial_id, training_iteration, attempt (one more at each report whose iteration does not
-        increase), time (UTC), elapsed_s since the experiment's start, then all that was reported; a metric
-        with one of these names becomes reported_…. Configurations are included as config/… if they change
-        within trials, as under PopulationBasedTraining.
-        """
-        changing = any(map(config_changes, self.trials))
-        return frames.history_frame(self.trials, self.record.start_time, changing)
-
-    @cached_property
-    def trial_dataframes(self) -> dict[str, pd.DataFrame]:
-        """Each trial's reports as a frame like `history`, always with config/…, by trial_id."""
-        start = self.record.start_time
-        return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
-
-    def pareto_front(self, metrics: Mapping[str, str] | None = None) -> ParetoFront:
-        """Return the Pareto front: the results that no other result dominates.
-
-        `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
-        are those that `BayesOptSearch` optimised. The last report of each trial counts, or with scope "all"
-        every report of one of these metrics or a limit's. Results that violate the limits are left out.
-        Raises `ValueError` for fewer than two metrics, an unknown mode, or a metric that was not reported.
-        """
-        return pareto_front(self, self.record.front if metrics is None else metrics)
-
-    def _repr_html_(self) -> str:
-        try:
-            from horovod_tune.analysis.terminal import as_html, view
-        except ImportError:  # rich is an extra
-            return f"<pre>{escape(repr(self))}</pre>"
-        return as_html(view(self, rows=10, width=140, with_summary=False))
 
     def errors(self) -> dict[str, str]:
         """Return each failed trial's error file as text, by trial_id; over 200 kB, the middle is left out."""

@@ -96,15 +96,15 @@ def parse_limit(text: str) -> Limit:
     >>> parse_limit("latency_ms <= 20")
     Limit(metric='latency_ms', sense='<=', bound=20.0)
     """
-    found = _LIMIT.fullmatch(text) if isinstance(text, str) else None
+    match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     try:
-        bound = float(found["bound"]) if found else math.nan
+        bound = float(match["bound"]) if match else math.nan
     except ValueError:
         bound = math.nan
-    if found is None or not math.isfinite(bound):
+    if match is None or not math.isfinite(bound):
         example = '"latency_ms <= 20", with one metric and a finite bound'
         raise ValueError(f"a limit is written like {example}, got {text!r}")
-    return Limit(found["metric"], found["sense"], bound)
+    return Limit(match["metric"], match["sense"], bound)
 
 
 def known_values(
@@ -115,10 +115,10 @@ def known_values(
     >>> list(known_values([{"a": 1}, {"b": 5}, {"a": 2}], ["a", "b"]))
     [(1.0, None), (1.0, 5.0), (2.0, 5.0)]
     """
-    known: dict[str, float | None] = dict.fromkeys(metrics)
+    latest: dict[str, float | None] = dict.fromkeys(metrics)
     for row in rows:
-        known |= {name: value for name in known if (value := value_of(row, name)) is not None}
-        yield tuple(known[name] for name in metrics)
+        latest |= {name: value for name in latest if (value := value_of(row, name)) is not None}
+        yield tuple(latest[name] for name in metrics)
 
 
 def kept(rows: Sequence[Mapping[str, Any]], limits: Sequence[Limit]) -> list[bool]:
@@ -140,14 +140,14 @@ def non_dominated(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
     front = np.isfinite(costs).all(axis=1)
     order = np.flatnonzero(front)
     order = order[np.lexsort(costs[order].T[::-1])]  # only earlier rows can dominate a row
-    found: list[int] = []
+    members: list[int] = []
     for index in order:
-        others = costs[found]
+        others = costs[members]
         no_worse = (others <= costs[index]).all(axis=1)
         if (no_worse & (others < costs[index]).any(axis=1)).any():
             front[index] = False
         else:
-            found.append(int(index))
+            members.append(int(index))
     return front
 
 

@@ -16,50 +16,51 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from horovod_tune.analysis.open_experiment import several_runs
-from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline
-from horovod_tune.analysis.report.run_summary import (
+from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline, text_of
+from horovod_tune.analysis.results import Results
+from horovod_tune.analysis.run_summary import (
     comparison_text,
     run_summary,
     state_text,
     trials_text,
     wall_text,
 )
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import error_line, iterations_of
-from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
-_CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, and again of problems
+_CONFIG_LINES, _LINES = 60, 5  # at most: of the best configuration; of failures, of problems and so on
 # In characters. Names are cut to no less than the first, texts of hyperparameters always to the second.
 _NAME, _TEXT, _GAP = 12, 24, 3
 
 
 def view(
-    analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True, is_live: bool = False
+    analysis: Results, *, rows: int = 20, width: int = 100, with_summary: bool = True, is_live: bool = False
 ) -> Group:
     """Return the experiment for rich to print: the best trial, a table of trials, failures, a summary.
 
     The table has only the columns that fit into `width` characters. Ids and numbers are never cut.
     """
-    known = (state_text(analysis), trials_text(analysis), wall_text(analysis))
-    head = Text.assemble(_safe(analysis.name, "bold"), _safe("  " + " · ".join(filter(None, known))))
+    facts = (state_text(analysis), trials_text(analysis), wall_text(analysis))
+    head = Text.assemble(_safe(analysis.name, "bold"), _safe("  " + " · ".join(filter(None, facts))))
     parts: list[RenderableType] = [head, Text()]
-    if len(analysis.runs) > 1:
-        parts += [_safe(several_runs(analysis.record), "yellow"), Text()]
+    if note := analysis.record.runs_note:
+        parts += [_safe(note, "yellow"), Text()]
     parts += [*_best(analysis, is_live), _table(analysis, rows, width), Text()]
-    errors = analysis.errors()
-    if errors:
-        parts.append(Text(f"{len(errors)} failed", style="bold red"))
-        parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:_LINES]]
-        parts += [Text(f"  and {len(errors) - _LINES} more")] if len(errors) > _LINES else []
-        parts.append(Text())
-    parts += [_safe(f"not read completely: {problem}", "yellow") for problem in analysis.problems[:_LINES]]
-    if (more := len(analysis.problems) - _LINES) > 0:
-        parts.append(Text(f"and {more} more could not be read completely", style="yellow"))
+    failures = [f"{trial}: {error_line(text)}" for trial, text in analysis.errors().items()]
+    parts += _bounded(f"{len(failures)} failed", "bold red", failures)
+    changes = [f"{where}: {why}" for where, why in analysis.rank_changes]
+    parts += _bounded("Changes of ranks", "bold", changes)
+    parts += _bounded("Not read completely", "yellow", list(map(str, analysis.problems)))
     if with_summary:
         parts += [_safe(f"{name:<21} {text}", "dim") for name, text in run_summary(analysis)[4:]]
     return Group(*parts)
+
+
+def _bounded(title: str, style: str, lines: list[str]) -> list[RenderableType]:
+    """Return at most `_LINES` lines below a title, and how many more there are; nothing without lines."""
+    more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
+    shown = [_safe(f"  {line}") for line in (*lines[:_LINES], *more)]
+    return [Text(title, style=style), *shown, Text()] if lines else []
 
 
 def as_html(shown: RenderableType) -> str:
@@ -75,8 +76,8 @@ def _safe(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
-def _best(analysis: Analysis, is_live: bool) -> list[RenderableType]:
-    if not analysis.has_best:
+def _best(analysis: Results, is_live: bool) -> list[RenderableType]:
+    if analysis.best_number is None:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text.assemble(
         _safe(f"best {analysis.metric} {analysis.value_text(analysis.best_value)}", "bold green"),
@@ -111,7 +112,7 @@ class _Column:
         return max(cell_len(self.title(longest)), *(cell.cell_len for cell in self.cells), 0)
 
 
-def _table(analysis: Analysis, rows: int, width: int) -> Table:
+def _table(analysis: Results, rows: int, width: int) -> Table:
     order = analysis.ranked[:rows]
     trials = [analysis.trials[number] for number in order]
     status = _Column("status", [_safe(t.shown_status, _STYLES.get(t.status, "")) for t in trials])
@@ -119,7 +120,7 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     columns = [_Column("trial", [_safe(trial.trial_id) for trial in trials]), status]
     spare = [status, iterations]  # left out in this order if the screen is too narrow
     if analysis.is_scored:  # also if no trial meets the limits
-        reports = analysis.reports[analysis.reports["known"]]
+        reports = analysis.reports[analysis.reports["has_value"]]
         curves = [reports.loc[reports["trial"] == number, "value"].to_numpy() for number in order]
         scores = analysis.scores.loc[order]
         last = _Column(
@@ -132,30 +133,31 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         columns.append(_Column(name, [Text(_short(numbers[number])) for number in order], True))
         spare.insert(0, columns[-1])
     columns.append(iterations)
-    found = varying_parameters(analysis)
-    columns += [_Column(one.name, [_safe(_short(one.values[number])) for number in order]) for one in found]
+    parameters = [
+        _Column(one.name, [_safe(_short(one.values[number])) for number in order])
+        for one in analysis.varying_parameters
+    ]
+    columns += parameters
 
     def fits(longest: int) -> bool:
-        return sum(each.width(longest) + _GAP for each in columns) - _GAP <= width
+        return sum(column.width(longest) + _GAP for column in columns) - _GAP <= width
 
-    fixed, left = len(columns) - len(found), {"trials": len(analysis.trials) - rows, "hyperparameters": 0}
-    while len(columns) > fixed and not fits(_NAME):
-        columns.pop()
-        left["hyperparameters"] += 1
-    for column in spare:
+    for column in (*reversed(parameters), *spare):
         if not fits(_NAME):
             columns.remove(column)
     longest = next((n for n in range(width, _NAME, -1) if fits(n)), _NAME)
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-    for each in columns:
-        justify: JustifyMethod = "right" if each.on_the_right else "left"
-        table.add_column(Text(each.title(longest)), justify=justify, no_wrap=True, width=each.width(longest))
+    for column in columns:
+        justify: JustifyMethod = "right" if column.on_the_right else "left"
+        title, wide = Text(column.title(longest)), column.width(longest)
+        table.add_column(title, justify=justify, no_wrap=True, width=wide)
     if not fits(longest):  # the ids or numbers alone are wider
-        table.width = sum(each.width(longest) + _GAP for each in columns) - _GAP
-    for number, *cells in zip(order, *(each.cells for each in columns), strict=True):
+        table.width = sum(column.width(longest) + _GAP for column in columns) - _GAP
+    for number, *cells in zip(order, *(column.cells for column in columns), strict=True):
         table.add_row(*cells, style="bold" if number == analysis.best_number else "")
-    more = ", ".join(f"{count} more {what}" for what, count in left.items() if count > 0)
+    left_out = {"trials": len(analysis.trials) - rows, "hyperparameters": len({*parameters} - {*columns})}
+    more = ", ".join(f"{count} more {what}" for what, count in left_out.items() if count > 0)
     table.caption = _safe(f"not shown: {more}") if more else None
     return table
 
@@ -171,20 +173,20 @@ def _short(value: Any) -> str:
 
 
 def watch(
-    analysis: Analysis,
+    analysis: Results,
     screen: Console,
     *,
     interval_s: float = 5.0,
     rows: int = 20,
     sleep: Callable[[float], None] = time.sleep,
-) -> Analysis:
+) -> Results:
     """Refresh the view of a running experiment every `interval_s` seconds until it has ended.
 
     Ctrl-C ends it earlier. The last view stays on the screen; if the console is not a terminal, no other view
     is printed. Returns the experiment as it was last read.
     """
 
-    def fitting(seen: Analysis) -> Group:
+    def fitting(seen: Results) -> Group:
         fit = max(3, min(rows, screen.height - 18))
         return view(seen, rows=fit, width=screen.width, with_summary=False, is_live=True)
 

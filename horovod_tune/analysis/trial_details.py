@@ -41,9 +41,9 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     [1, 1, 2, 2, 3]
     """
     iterations = np.array([0, *map(iteration_of, rows)], dtype=float)
-    known = np.isfinite(iterations)
+    numbered = np.isfinite(iterations)
     falls = np.zeros(len(iterations), dtype=int)
-    falls[known] = np.diff(iterations[known], prepend=-1.0) <= 0
+    falls[numbered] = np.diff(iterations[numbered], prepend=-1.0) <= 0
     return (1 + falls.cumsum()[1:]).tolist()
 
 
@@ -56,6 +56,17 @@ def config_changes(trial: TrialRecord) -> list[int]:
     """Return the reports from which on a trial's hyperparameters are new, as in PopulationBasedTraining."""
     configs = [row.get("config") for row in trial.rows]
     return [row for row in range(1, len(configs)) if configs[row] != configs[row - 1]]
+
+
+def rank_changes(trial: TrialRecord) -> list[tuple[int, str]]:
+    """Return each change of an elastic trial's ranks: the iteration that followed, and the reason."""
+    reasons, before = [], 0
+    for row in trial.rows:
+        changes, reason = row.get("world_changes"), row.get("world_change")
+        if isinstance(changes, int) and isinstance(reason, str) and changes > before:
+            reasons.append((iteration_of(row) or 0, reason))
+        before = changes if isinstance(changes, int) else 0
+    return reasons
 
 
 def config_at(trial: TrialRecord, report: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -78,7 +89,7 @@ def error_line(text: str | None) -> str | None:
     lines = [line for line in plain_text(text).splitlines() if line.strip()]
     margin = [line for line in lines if not line[0].isspace() and not line.startswith("Failure #")]
     cause = (margin or lines or ["(no text)"])[-1].strip()
-    rank = next((found[0] for line in margin if (found := _RANK.search(line))), None)
+    rank = next((match[0] for line in margin if (match := _RANK.search(line))), None)
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
     if frames and (rank is None or " failed:" in rank):
         # The exception's first line; the rest of its message, notes and our advice may follow.
@@ -103,9 +114,9 @@ def ranks_of(trial: TrialRecord) -> int | None:
 def hosts_of(trial: TrialRecord) -> list[str] | None:
     """Return the host of each rank from the trial's reports; None if `hosts` is missing or the user's."""
     hosts = (trial.last_result or {}).get("hosts")
-    found = [_HOST.fullmatch(each) for each in hosts.split(",")] if isinstance(hosts, str) else [None]
-    slots = [(each[1], int(each[2])) for each in found if each]
-    if not all(found) or sum(count for _, count in slots) != ranks_of(trial):
+    matches = [_HOST.fullmatch(part) for part in hosts.split(",")] if isinstance(hosts, str) else [None]
+    slots = [(match[1], int(match[2])) for match in matches if match]
+    if not all(matches) or sum(count for _, count in slots) != ranks_of(trial):
         return None
     return [host for host, count in slots for _ in range(count)]
 
@@ -127,7 +138,7 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
     is_part = total_s is not None and start_s <= total_s
     begin = trial.start_time if is_part else trial.start_time - start_s
     trained = trial.start_time + start_s if is_part else trial.start_time
-    found: list[tuple[float, float, float]] = []
+    periods: list[tuple[float, float, float]] = []
     before = trained
     for number, (report, time) in enumerate(zip(trial.reports, report_times(trial).tolist(), strict=True)):
         again = time - (seconds(report.get("time_this_iter_s")) or 0.0)
@@ -136,9 +147,9 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
         continued = number > 0 and report.get("iterations_since_restore") == 1 and not trial.num_failures
         if drivers or (continued and again - start_s > before + 2):
             since = max(drivers, default=before)
-            found.append((begin, trained, before))
+            periods.append((begin, trained, before))
             trained = max(since, again)
             begin = max(since, trained - start_s)
         before = max(before, time)  # a time that is not recorded is NaN
     end = max(trained, trial.end_time if trial.end_time is not None else trained)
-    return [*found, (begin, trained, end)]
+    return [*periods, (begin, trained, end)]

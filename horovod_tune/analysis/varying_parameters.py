@@ -6,14 +6,13 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from horovod_tune.analysis.frames import flatten
+from horovod_tune.analysis.printable import text_of
 from horovod_tune.analysis.reader.records import Domain
-from horovod_tune.analysis.results import Analysis
 
 _LOG_SPAN = 100.0  # if the space is not recorded, positive numbers over two decades may get a log axis
 _LOG_MEDIAN = 0.25  # … if their median is below this fraction of the largest (evenly spread ones: half)
@@ -56,46 +55,35 @@ class Parameter:
         """Return the axis's ends, in the unit of `positions`."""
         if self.kind == "category":
             return -0.5, len(self.categories) - 0.5
-        known = self.positions[np.isfinite(self.positions)]
-        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        finite = self.positions[np.isfinite(self.positions)]
+        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
         if high - low <= 1e-12 * abs(high):
             apart = 0.5 if abs(high) < 1e3 else abs(high) * 0.05
             low, high = low - apart, high + apart
         return low, high
 
 
-def text_of(value: Any) -> str:
-    """Return a value as text, short for floats.
-
-    >>> text_of(0.1 + 0.2), text_of(True), text_of("adam")
-    ('0.3', 'True', 'adam')
-    """
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-@lru_cache(maxsize=1)  # an analysis never changes
-def varying_parameters(analysis: Analysis) -> list[Parameter]:
-    """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
-    domains = analysis.record.domains
-    flat = [flat_config(config, domains) for config in analysis.configs]
-    found = []
+def find_varying(configs: Sequence[Mapping[str, Any]], domains: Mapping[str, Domain]) -> list[Parameter]:
+    """Return the hyperparameters with at least two values, in the configurations' order."""
+    flat = [flat_config(config, domains) for config in configs]
+    varying = []
     for name in dict.fromkeys(name for config in flat for name in config):
         values = tuple(config.get(name) for config in flat)
         if len({f"{v:.15g}" if isinstance(v, float) else str(v) for v in values}) > 1:
-            found.append(_parameter(name, values, domains.get(name)))
-    return found
+            varying.append(_parameter(name, values, domains.get(name)))
+    return varying
 
 
 def flat_config(config: Mapping[str, Any], searched: Collection[str]) -> dict[str, Any]:
     """Return a configuration by flat names; a list is one value, unless its elements are `searched`."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, value in flatten(config).items():
         inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
         if any(f"{name}/{place}" in searched for place in inner):
-            found.update({f"{name}/{place}": element for place, element in inner.items()})
+            by_name.update({f"{name}/{place}": element for place, element in inner.items()})
         else:
-            found[name] = _ADDRESS.sub("", value) if isinstance(value, str) else value
-    return {name: "None" if value is None else value for name, value in found.items()}
+            by_name[name] = _ADDRESS.sub("", value) if isinstance(value, str) else value
+    return {name: "None" if value is None else value for name, value in by_name.items()}
 
 
 def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Parameter:

@@ -26,7 +26,7 @@ from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.uneven_reports import STACK_INTERVAL_S, UnevenReports
 from horovod_tune.coordinator.workers import EventQueue, Worker, replies_to
 from horovod_tune.coordinator.world import World
-from horovod_tune.errors import TrainingFailed, death_text
+from horovod_tune.errors import MetricsError, TrainingFailed, death_text
 from horovod_tune.messages import (
     AwaitedRanks,
     CheckpointPlace,
@@ -156,7 +156,14 @@ class WorkerGroup:
         for message in messages:
             match message:
                 case Report(metrics=bytes() as pickled):
-                    self.world.record_report(replace(message, metrics=pickle.loads(pickled)))
+                    try:
+                        metrics = pickle.loads(pickled)
+                    except Exception as error:  # of a class that this process cannot import
+                        raise MetricsError(
+                            f"the metrics that rank 0 reported cannot be read outside of it: {error}. Report "
+                            "numbers, strings, and lists or dicts of them"
+                        ) from error
+                    self.world.record_report(replace(message, metrics=metrics))
                 case Report():
                     self.world.record_report(message)
                 case Finished(rank=rank):

@@ -32,6 +32,9 @@ from horovod_tune.messages import (
 )
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
+# The most characters of a loss's cause in the reason of a change, which each report carries.
+_CAUSE_LENGTH = 200
+
 
 @dataclass
 class _Change:
@@ -215,7 +218,8 @@ class World:
         change.left.discard(worker)
         if not change.lost:
             change.reasons.clear()  # this loss is why others lost contact
-        change.reasons.append(f"{worker.name} {failure_texts.VERBS[kind]}")
+        cause = text.partition("\n")[0][:_CAUSE_LENGTH]
+        change.reasons.append(f"{worker.name} {failure_texts.VERBS[kind]}: {cause}")
         change.lost += lost
         change.waits_since = time.monotonic()
         self._break_world()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import socket
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+CONNECT_TIMEOUT_S = 10.0
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,32 +42,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def unreachable_reason(address: str, *, timeout_s: float = 30.0) -> str | None:
-    """Return why no Ray cluster responds at `address` within `timeout_s` seconds; None if one does."""
-    from horovod_tune.horovod_build.installed import probe
-
-    # In a child process, because ray.init() retries for two minutes and cannot be interrupted.
-    connect = f"ray.init(address={address!r}, log_to_driver=False, logging_level=logging.CRITICAL)"
-    answer = probe(f"import logging, ray\n{connect}\nray.shutdown()", timeout_s=timeout_s)
-    if "slow_s" in answer:
-        return (
-            f"no Ray cluster responded at {address} within {timeout_s:g} s. Does one run there (ray status), "
-            "is this its head's address and port, and does a firewall let this machine through?"
-        )
-    return f"could not connect to a Ray cluster at {address}: {answer['error']}" if answer else None
-
-
 def examine_cluster(address: str) -> int:
     """Print the report of the cluster at `address`; return 1 if a trial across it could not run."""
-    why = unreachable_reason(address)
-    if why is not None:
-        print(f"horovod-tune doctor: {why}", file=sys.stderr)
-        return 1
     import ray
 
     from horovod_tune.doctor.nodes import check
 
-    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if colon:  # ray.init() would try for two minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except Exception as error:  # Ray's are of many kinds
+        cure = "Does one run there (ray status), and does a firewall let this machine through?"
+        print(f"horovod-tune doctor: no Ray cluster at {address}: {error}. {cure}", file=sys.stderr)
+        return 1
     try:
         report = check([])
     finally:

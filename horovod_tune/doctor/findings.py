@@ -50,15 +50,15 @@ def can_run_trials(findings: Iterable[Finding]) -> bool:
 
 def diagnose(info: NodeInfo) -> list[Finding]:
     """Return what is wrong with a machine, problems first."""
-    found = [*_packages(info), *_torch(info), *_horovod(info)]
+    findings = [*_packages(info), *_torch(info), *_horovod(info)]
     if not info.shadows:
-        return _sorted(found)
+        return _sorted(findings)
     # What is hidden may be why others fail: its cure comes first, and is the only one for its package.
     hidden = [
         problem(name, f"Python imports {file} instead of the installed {name}.", UNHIDE)
         for name, file in info.shadows.items()
     ]
-    others = [finding for finding in found if finding.subject not in info.shadows]
+    others = [finding for finding in findings if finding.subject not in info.shadows]
     later = f"See to {', '.join(info.shadows)} first: this may come from it."
     return _sorted([*hidden, *(replace(o, cure=later) if o.level == "problem" else o for o in others)])
 
@@ -68,13 +68,13 @@ def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[F
 
     The first node is the driver's: its version counts as the right one if no version is more common.
     """
-    found = [
+    of_nodes = [
         replace(finding, node=node.label)
         for node in nodes
         for finding in (_failed(node) if node.info is None else _of_node(node, node.info, backend))
     ]
     infos = {node.label: node.info for node in nodes if node.info is not None}
-    return _sorted([*found, *_versions(infos, backend), *_reach(nodes)])
+    return _sorted([*of_nodes, *_versions(infos, backend), *_reach(nodes)])
 
 
 def _sorted(findings: Iterable[Finding]) -> list[Finding]:
@@ -205,19 +205,13 @@ def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
 
 
 def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Report each node that others do not reach; one that none reaches says nothing about the others."""
-    examined = [node for node in nodes if node.info is not None]
-    refused = {
-        node.label: [other for other in examined if node.label in other.unreached] for node in examined
-    }
-    # A machine without an address asks none.
-    askers = {node.label for node in examined if node.interface_address}
-    isolated = {label for label, by in refused.items() if len(by) == len(askers - {label})}
-    for node in examined:
-        by = [other for other in refused[node.label] if node.label in isolated or other.label not in isolated]
-        if by:
-            there = f"{node.interface_address} ({node.interface})"
+    """Report the nodes that most others do not reach: one that is cut off reaches none itself."""
+    refused = {node.label: [other for other in nodes if node.label in other.unreached] for node in nodes}
+    most = max(map(len, refused.values()), default=0)
+    for node in nodes:
+        if most and len(by := refused[node.label]) == most:
             labels = " ".join(other.label for other in by)
-            what = f"It cannot be reached from {labels} at {there}: {by[0].unreached[node.label]}."
+            place = f"{node.interface_address} ({node.interface})"
+            what = f"It cannot be reached from {labels} at {place}: {by[0].unreached[node.label]}."
             cure = "Open all TCP ports between the nodes (Gloo uses any of them), or name another interface"
             yield problem("interface", what, f"{cure}: nics=[...]", node.label)

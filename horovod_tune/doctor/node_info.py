@@ -69,22 +69,22 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     end = time.monotonic() + timeout_s
     horovod, torch = installed_horovod(), installed_torch()
     packages, unmet = requirements()
-    there = {"torch": torch, "horovod": horovod}
-    probes = {name: program for name, program in PROBES.items() if there.get(name) or packages.get(name)}
+    libraries = {"torch": torch, "horovod": horovod}
+    probes = {name: program for name, program in PROBES.items() if libraries.get(name) or packages.get(name)}
     for name in modules:
         probes.setdefault(name, (f"import importlib; importlib.import_module({name!r})", "{}"))
     with ThreadPoolExecutor(max_workers=8) as pool:
-        answers = pool.map(lambda each: probe(each[0], each[1], end - time.monotonic()), probes.values())
-        found = dict(zip(probes, answers, strict=True))
-    slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
-    for name in PROBES.keys() & found.keys():
+        replies = pool.map(lambda each: probe(each[0], each[1], end - time.monotonic()), probes.values())
+        answers = dict(zip(probes, replies, strict=True))
+    slow = {name: answer.pop("slow_s") for name, answer in answers.items() if "slow_s" in answer}
+    for name in PROBES.keys() & answers.keys():
         file = imported_file(PROBES[name][0].split()[1].split(".")[0])
-        if "error" in found[name] and file is not None:
-            found[name]["error"] += f" (imported from {file})"
-    lost = [name for name, one in there.items() if one is None and _version(name) is not None]
-    failed = lost or any("error" in answer for answer in found.values())
+        if "error" in answers[name] and file is not None:
+            answers[name]["error"] += f" (imported from {file})"
+    lost = [name for name, library in libraries.items() if library is None and _version(name) is not None]
+    failed = lost or any("error" in answer for answer in answers.values())
     names = [*packages, "horovod"] if failed else []
-    of_torch = found.get("torch", {})
+    of_torch = answers.get("torch", {})
     of_torch["gpus"] = tuple(of_torch.get("gpus", ()))
     return NodeInfo(
         host=socket.gethostname(),
@@ -92,12 +92,12 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         executable=sys.executable,
         packages=packages,
         unmet=unmet,
-        broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
+        broken={name: a["error"] for name, a in answers.items() if "error" in a and name not in libraries},
         slow=slow,
         shadows={name: str(file) for name in names if (file := hiding_file(name))},
         modules=tuple(modules),
         torch=replace(torch, **of_torch) if torch else None,
-        horovod=replace(horovod, **found["horovod"]) if horovod else None,
+        horovod=replace(horovod, **answers["horovod"]) if horovod else None,
         interfaces=_interfaces(),
     )
 

@@ -73,11 +73,11 @@ def check(
     machines = _machines()
     if len(machines) < 2:
         return Report()
-    found = _examine(machines, modules, nics, deadline=time.monotonic() + timeout_s)
+    nodes = _examine(machines, modules, nics, deadline=time.monotonic() + timeout_s)
     if backend is None:
-        has_horovod = any(node.info is not None and node.info.horovod is not None for node in found)
+        has_horovod = any(node.info is not None and node.info.horovod is not None for node in nodes)
         backend = "horovod" if has_horovod else "torch"
-    return Report(tuple(found), tuple(diagnose_nodes(found, backend=backend)))
+    return Report(tuple(nodes), tuple(diagnose_nodes(nodes, backend=backend)))
 
 
 def _machines() -> dict[str, Mapping[str, Any]]:
@@ -111,8 +111,8 @@ def _examine(
     nodes = [Node(label, machine["NodeManagerAddress"]) for label, machine in machines.items()]
     actors = {}
     for label, machine in machines.items():
-        there = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
-        actors[label] = probe.options(scheduling_strategy=there).remote()
+        pinned = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
+        actors[label] = probe.options(scheduling_strategy=pinned).remote()
 
     def left_s() -> float:
         return max(0.0, deadline - time.monotonic())

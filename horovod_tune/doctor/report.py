@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,10 +81,7 @@ def _horovod(info: NodeInfo) -> str:
 
 
 def _wrap(text: str, first: str) -> list[str]:
-    width = min(WIDTH, max(40, shutil.get_terminal_size((WIDTH, 24)).columns))
-    # A command will be copied, so it is not broken in the middle of a word.
-    indent = " " * len(first)
-    # Paths are not cut, so that they can be copied.
-    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = first, indent
+    # Commands and paths, which will be copied, are not broken in the middle of a word.
+    wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, break_long_words=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = first, " " * len(first)
     return wrapper.wrap(text)

@@ -76,16 +76,16 @@ def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator
             )
 
 
-def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
+def pieces(listed: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
     """Yield chunks of at most ``chunk_bytes`` bytes: pieces of a large file, or many small files.
 
-    >>> found = [Entry("", None, 0o755), Entry("a", 5, 0o644), Entry("b", 1, 0o644)]
-    >>> [[tuple(piece) for piece in chunk] for chunk in pieces(found, 4)]
+    >>> listed = [Entry("", None, 0o755), Entry("a", 5, 0o644), Entry("b", 1, 0o644)]
+    >>> [[tuple(piece) for piece in chunk] for chunk in pieces(listed, 4)]
     [[('a', 0, 4)], [('a', 4, 1), ('b', 0, 1)]]
     """
     chunk: list[Piece] = []
     room = chunk_bytes
-    for entry in found:
+    for entry in listed:
         offset = 0
         while offset < (entry.size or 0):
             length = min(room, (entry.size or 0) - offset)
@@ -100,19 +100,19 @@ def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
 
 def read(root: str, chunk: Iterable[Piece]) -> list[bytes]:
     """Return the bytes of each piece; OSError if a file has become shorter since it was listed."""
-    found = []
+    contents = []
     for piece in chunk:
         with open(os.path.join(root, piece.path), "rb") as file:
             file.seek(piece.offset)
-            found.append(file.read(piece.length))
-        if len(found[-1]) != piece.length:
+            contents.append(file.read(piece.length))
+        if len(contents[-1]) != piece.length:
             raise OSError(f"{os.path.join(root, piece.path)} was changed while it was copied")
-    return found
+    return contents
 
 
-def make(root: str, found: Iterable[Entry]) -> None:
-    """Make directories and empty files for ``found`` below ``root``."""
-    for entry in found:
+def make(root: str, listed: Iterable[Entry]) -> None:
+    """Make directories and empty files for ``listed`` below ``root``."""
+    for entry in listed:
         path = os.path.join(root, entry.path)
         if entry.size is None:
             # Writable even if the original is not, since its files are written later.
@@ -147,9 +147,9 @@ def copy(source: str, target: str) -> None:
     part = f"{target}.part"
     shutil.rmtree(part, ignore_errors=True)
     try:
-        found = entries(source)
-        make(part, found)
-        for entry in found:
+        listed = entries(source)
+        make(part, listed)
+        for entry in listed:
             if entry.size is not None and not entry.link:
                 shutil.copy2(os.path.join(source, entry.path), os.path.join(part, entry.path))
         put_in_place(part, target)

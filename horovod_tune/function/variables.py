@@ -66,17 +66,17 @@ def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int]
 
     def large(part: Any) -> int | None:
         try:
-            found = len(dumps(part))
+            largest = len(dumps(part))
         except Exception:  # any: pickled by itself, a part may fail
             return None
-        return found if found >= size / 2 else None
+        return largest if largest >= size / 2 else None
 
-    found = _descend(function, size, large, into=FunctionType | MethodType | partial)
-    return found if found[0] else None
+    largest = _descend(function, size, large, into=FunctionType | MethodType | partial)
+    return largest if largest[0] else None
 
 
 def _descend(
-    value: Any, found: Finding, find: Callable[[Any], Finding | None], into: Any = object
+    value: Any, finding: Finding, find: Callable[[Any], Finding | None], into: Any = object
 ) -> tuple[str, Any, Finding]:
     """Descend, level by level, into the first part of ``value`` for which ``find`` returns something.
 
@@ -85,15 +85,17 @@ def _descend(
     """
     path = ""
     for _ in range(_MAX_DEPTH):
+        if getattr(finding, "culprit", None) is value:
+            break
         parts = parts_of(value) if not path or isinstance(value, into) else ()
         for label, part in parts:
             if (inner := find(part)) is not None:
                 path += f", {label}" if path and label[0].isalpha() else label
-                value, found = part, inner
+                value, finding = part, inner
                 break
         else:
             break
-    return path, value, found
+    return path, value, finding
 
 
 def type_name(value: Any) -> str:

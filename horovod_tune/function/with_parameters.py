@@ -142,11 +142,11 @@ def pack_values(values: dict[str, Any]) -> bytes:
 
 
 def _saved(torch: Any, value: Any) -> bytes:
-    from horovod_tune.function import shipping  # which imports Ray
+    from horovod_tune.function import pickling  # which imports Ray
 
     file = io.BytesIO()
-    with shipping.whole_registry():
-        torch.save(value, file, pickle_module=shipping)
+    with pickling.whole_registry():
+        torch.save(value, file, pickle_module=pickling)
     return file.getvalue()
 
 

@@ -126,10 +126,10 @@ def fetch_source(archive: Path | None, work: Path) -> Path:
         if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later.
             tar.extraction_filter = tarfile.data_filter
         tar.extractall(work / "source")
-    found = sorted((work / "source").glob("horovod-*/setup.py"))
-    if len(found) != 1:
+    scripts = sorted((work / "source").glob("horovod-*/setup.py"))
+    if len(scripts) != 1:
         raise BuildError(f"{archive} is not a source archive of Horovod: it has no horovod-*/setup.py.")
-    return found[0].parent
+    return scripts[0].parent
 
 
 def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what: str, log: Path) -> None:
@@ -229,11 +229,11 @@ def apply(patches: Iterable[Path], source: Path) -> None:
         path = source / hunk.path
         if path not in changed:
             changed[path] = path.read_text() if path.is_file() else ""
-        found = changed[path].count(hunk.before)
-        if found != 1:
+        times = changed[path].count(hunk.before)
+        if times != 1:
             raise BuildError(
                 f"{hunk.patch} expects this text once in Horovod's {hunk.path}, "
-                f"but found it {found} times:\n{hunk.before.rstrip()}\n"
+                f"but found it {times} times:\n{hunk.before.rstrip()}\n"
                 "The patches were written for Horovod 0.28.1: pass its archive to --source, or omit --source."
             )
         changed[path] = changed[path].replace(hunk.before, hunk.after)

@@ -144,18 +144,18 @@ def _check_installed(built: InstalledHorovod) -> None:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
     # The interface is named because a machine's own name may not resolve.
     environ |= {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"}
-    found = installed.probe(_COLLECTIVE, installed.HOROVOD_FACTS, CHECK_TIMEOUT_S, environ)
-    if "slow_s" in found:
+    facts = installed.probe(_COLLECTIVE, installed.HOROVOD_FACTS, CHECK_TIMEOUT_S, environ)
+    if "slow_s" in facts:
         raise BuildError(
             f"Horovod {built.version} is installed, but a collective did not end in {CHECK_TIMEOUT_S} s."
         )
-    if not found.get("gloo"):
+    if not facts.get("gloo"):
         cure = "Compile it again: the same command with --force"
         if file := installed.hiding_file("horovod"):
             cure = f"Python imports {file} instead. {installed.UNHIDE}"
-        why = found.get("error", "it lacks Gloo")
+        why = facts.get("error", "it lacks Gloo")
         raise BuildError(f"Horovod {built.version} is installed but does not work: {why}\n{cure}")
-    operations = "gloo and nccl" if found["nccl"] else "gloo"
+    operations = "gloo and nccl" if facts["nccl"] else "gloo"
     print(f"Horovod {built.version} for torch {built.torch_version} is installed, with {operations}.")
 
 

@@ -170,9 +170,9 @@ def hiding_file(package: str) -> Path | None:
         folder, _, name = str(file).rpartition("/")
         if "/" in folder or (name != "__init__.py" if folder else not name.endswith(".py")):
             continue
-        found = imported_file(folder or name.removesuffix(".py"))
-        if found is not None and found.resolve() not in places:
-            return found
+        imported = imported_file(folder or name.removesuffix(".py"))
+        if imported is not None and imported.resolve() not in places:
+            return imported
     return None
 
 
@@ -257,15 +257,15 @@ def find_cmake(environ: Mapping[str, str]) -> str | None:
 def find_cuda(environ: Mapping[str, str]) -> tuple[Path, Path] | None:
     """Return CUDA's folder and its compiler; look for them in the same order as Horovod's own build."""
     folders = [Path(folder) for folder in map(environ.get, CUDA_VARIABLES) if folder]
-    found = [(folder, folder / "bin" / "nvcc") for folder in folders]
+    candidates = [(folder, folder / "bin" / "nvcc") for folder in folders]
     if on_path := shutil.which("nvcc", path=environ.get("PATH")):
         # It may be a wrapper outside its toolkit, which it names itself.
         said = output_of(on_path, "--dryrun", "-x", "cu", os.devnull) or ""
         named = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
         folder = Path(named[1].strip()).resolve() if named else Path(on_path).resolve().parent.parent
-        found.append((folder, Path(on_path)))
-    found.append((Path("/usr/local/cuda"), Path("/usr/local/cuda/bin/nvcc")))
-    return next(((folder, nvcc) for folder, nvcc in found if os.access(nvcc, os.X_OK)), None)
+        candidates.append((folder, Path(on_path)))
+    candidates.append((Path("/usr/local/cuda"), Path("/usr/local/cuda/bin/nvcc")))
+    return next(((folder, nvcc) for folder, nvcc in candidates if os.access(nvcc, os.X_OK)), None)
 
 
 def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> tuple[Path, Path] | None:

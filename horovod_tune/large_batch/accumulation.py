@@ -169,9 +169,9 @@ class GradientAccumulator:
             scale = self.scaler.get_scale()
         # One pass is enough: the estimate depends more on the number of steps.
         if self._measures and self._done == 0:
-            with gradient_norms(self._parameters()) as found:
+            with gradient_norms(self._parameters()) as sizes:
                 weighted.backward()
-            square = float(torch.stack(found).double().square().sum()) if found else 0.0
+            square = float(torch.stack(sizes).double().square().sum()) if sizes else 0.0
             self._square = square / (weight * scale) ** 2
             self._inverse = 1 / samples
         else:

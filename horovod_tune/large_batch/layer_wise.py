@@ -104,8 +104,8 @@ def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     if not tensors or any(tensor.device.type == "cpu" for tensor in tensors):
         return [float(norm(tensor)) for tensor in tensors]
     wide = [_wide(tensor) for tensor in tensors]
-    found = torch._foreach_norm(wide)
-    return list(torch.stack([each.to(found[0].device) for each in found]).tolist())
+    scalars = torch._foreach_norm(wide)
+    return list(torch.stack([scalar.to(scalars[0].device) for scalar in scalars]).tolist())
 
 
 def norm(tensor: torch.Tensor) -> torch.Tensor:
@@ -327,11 +327,11 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
 
 def _of_normalisation(model: nn.Module) -> list[torch.Tensor]:
     """Return the parameters of normalisation modules, even those of several dimensions (`LayerNorm`)."""
-    found: list[Any] = []
+    parameters: list[Any] = []
     for module in model.modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
         if any("Norm" in kind and not kind.startswith("_WeightNorm") for kind in kinds):
-            found += module.parameters(recurse=False)
+            parameters += module.parameters(recurse=False)
         elif isinstance(module, nn.utils.parametrize.ParametrizationList):
-            found += [module.original0 for each in module if type(each).__name__ == "_WeightNorm"]
-    return found
+            parameters += [module.original0 for each in module if type(each).__name__ == "_WeightNorm"]
+    return parameters

@@ -127,14 +127,14 @@ def gradient_norms(parameters: Iterable[torch.Tensor]) -> Iterator[list[torch.Te
 
     Hooks receive a pass's own gradient before it is added to the others, and before Horovod averages it.
     """
-    found: list[torch.Tensor] = []
+    sizes: list[torch.Tensor] = []
     hooks = [
-        each.register_hook(lambda gradient: found.append(norm(gradient.detach())))
+        each.register_hook(lambda gradient: sizes.append(norm(gradient.detach())))
         for each in parameters
         if each.requires_grad
     ]
     try:
-        yield found
+        yield sizes
     finally:
         for hook in hooks:
             hook.remove()

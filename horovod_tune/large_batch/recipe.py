@@ -129,12 +129,12 @@ class TrainingSetup:
         """Return metrics to report: the last step's rate, the global batch and, if known, the noise scale."""
         used = self.scheduler.rate_used
         lr = used if used is not None else float(self.optimizer.param_groups[0]["lr"])
-        found = {"lr": lr, "global_batch_size": self.split.global_batch_size}
+        reported = {"lr": lr, "global_batch_size": self.split.global_batch_size}
         estimate = self.noise_scale.estimate()
         if estimate is not None:
-            found |= {"noise_scale": estimate.noise_scale}
-            found |= {"noise_scale_low": estimate.low, "noise_scale_high": estimate.high}
-        return found
+            reported |= {"noise_scale": estimate.noise_scale}
+            reported |= {"noise_scale_low": estimate.low, "noise_scale_high": estimate.high}
+        return reported
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parts, which ``torch.load(weights_only=True)`` reads."""

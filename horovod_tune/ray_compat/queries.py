@@ -122,6 +122,15 @@ def num_samples_of(tuner: Any) -> int | None:
     return None if local is None else int(local._tune_config.num_samples)
 
 
+@Patch(
+    "a trial whose function returned long after its last report is shown as stopped by analyze()",
+    "ray.tune.experiment.trial:Trial uses run_metadata invalidate_cache",
+).otherwise(None)
+def store_end(trial: Any) -> None:
+    """Make Tune store a trial's last result again: it marks it as the last in a dict already serialised."""
+    trial.run_metadata.invalidate_cache()
+
+
 def resources_of_nodes() -> list[dict[str, float]]:
     """Return the resources of each live node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -77,8 +77,8 @@ class BayesOptSearch(Searcher):
       more than the number of parameters, at least 4 and at most 10, the last of which is the middle of all
       ranges. A search that learns from curves begins with 4, without the middle.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
-    * `time_attr`: the metric that measures a trial's progress. For distributed trials the default is that of
-      the tuner's ASHA, HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a
+    * `time_attr`: the metric that measures a trial's progress. The default is that of the tuner's ASHA,
+      HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a
       full training ends; by default the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: an earlier experiment, on the same or on other data: its directory or URI, what `analyze`,
       `tune.run` or `Tuner.fit` returned, or a DataFrame of its results. Unless `random_search_steps` is

@@ -27,8 +27,8 @@ class EarlierModel:
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the posterior mean less the constant mean, shape (points,); extra features are ignored."""
         parameters = self.model.features.shape[1] - len(self.context)
-        found, _ = self._process.predict(with_context(features[:, :parameters], self.context))
-        return found[:, 0] - self._process.mean
+        predicted, _ = self._process.predict(with_context(features[:, :parameters], self.context))
+        return predicted[:, 0] - self._process.mean
 
 
 #: Each trial's configuration and reports, nested or with `/` in their names.

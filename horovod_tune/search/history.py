@@ -154,16 +154,16 @@ class Objectives:
         lost: set[int] = set()
         for metric in self.metrics:
             scores = self.scores(others, metric)
-            known = np.flatnonzero(np.isfinite(scores))
-            lost |= {*known[diverged(-scores[known])].tolist()}
+            finite = np.flatnonzero(np.isfinite(scores))
+            lost |= {*finite[diverged(-scores[finite])].tolist()}
         usable = [trial for i, trial in enumerate(others) if i not in lost]
         return usable, failed + [others[i] for i in sorted(lost)]
 
     def other_metrics_in(self, result: Mapping[str, Any]) -> dict[str, float]:
         """Return a report's numbers for all metrics but the first, including those of the limits."""
         names = {*self.metrics[1:], *(limit.metric for limit in self.limits)} - {self.metrics[0]}
-        found = {name: as_number(result.get(name)) for name in sorted(names)}
-        return {name: value for name, value in found.items() if value is not None}
+        numbers = {name: as_number(result.get(name)) for name in sorted(names)}
+        return {name: value for name, value in numbers.items() if value is not None}
 
 
 def parse_limits(limits: Sequence[str]) -> tuple[Limit, ...]:

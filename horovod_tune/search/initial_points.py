@@ -64,7 +64,7 @@ def queue_points(
         )
     seen: list[QueuedPoint] = []
     to_run: list[QueuedPoint] = []
-    known: list[tuple[Point, float]] = []
+    evaluated: list[tuple[Point, float]] = []
     each_reward = [None] * len(points) if rewards is None else rewards
     for number, (config, given) in enumerate(zip(points, each_reward, strict=True)):
         where = f"points_to_evaluate[{number}]"
@@ -92,5 +92,5 @@ def queue_points(
             )
         if not is_complete:
             raise SpaceError(f"{where} has a reward, so it must give every parameter")
-        known.append((queued.complete(space, 0), value))
-    return to_run, known
+        evaluated.append((queued.complete(space, 0), value))
+    return to_run, evaluated

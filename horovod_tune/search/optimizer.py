@@ -104,17 +104,17 @@ class _Suggestion:
             and self._may_warp
             and any(len(trial.curve) > 1 for trial in history.trials.values())
         )
-        known = [t for t in self._usable if (t.curve if by_curves else t.ending is Ending.SCORED)]
+        scored = [t for t in self._usable if (t.curve if by_curves else t.ending is Ending.SCORED)]
         safety = None
         if self._failed and space.dimension:
             safety = FailureModel(
-                self._features_of(known), self._features_of(self._failed), space.feature_groups
+                self._features_of(scored), self._features_of(self._failed), space.feature_groups
             )
         given = self._optimizer.steps
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = fewest if given is None else given
-        asks_earlier = self._earlier is not None and len(known) < _TRANSFER_START
-        begins = len(history.trials) < steps or (len(known) < 2 and not asks_earlier) or space.dimension == 0
+        asks_earlier = self._earlier is not None and len(scored) < _TRANSFER_START
+        begins = len(history.trials) < steps or (len(scored) < 2 and not asks_earlier) or space.dimension == 0
         if self._earlier is not None and given is None:
             begins = asks_earlier and len(history.trials) % 2 == 1
         if begins:
@@ -129,8 +129,8 @@ class _Suggestion:
         self._feasibility = joint([each for each in (safety, self._within_limits) if each is not None])
         if self._earlier is not None and asks_earlier:
             modelled = self._model_earlier(self._earlier)
-        elif self._within_limits is not None and not self._objectives.keep_limits(known).any():
-            modelled = self._feasibility, len(known), np.empty((0, space.dimension))
+        elif self._within_limits is not None and not self._objectives.keep_limits(scored).any():
+            modelled = self._feasibility, len(scored), np.empty((0, space.dimension))
         elif by_curves:
             modelled = self._model_curves()
         elif len(self._objectives.metrics) == 1:
@@ -138,8 +138,8 @@ class _Suggestion:
         else:
             modelled = self._model_pareto()
         acquisition, rows, centres = modelled
-        found = propose(acquisition, rows, space, centres, taken, seed_for(seed, history, "proposal"))
-        return found if found is not None else remaining_point(space, taken, acquisition, seed)
+        proposed = propose(acquisition, rows, space, centres, taken, seed_for(seed, history, "proposal"))
+        return proposed if proposed is not None else remaining_point(space, taken, acquisition, seed)
 
     def _earlier_model(self) -> EarlierModel | None:
         """Return a model of the earlier experiment; None if there is none, or it cannot be modelled.
@@ -167,8 +167,8 @@ class _Suggestion:
         feasibility, failed = self._feasibility, [t for t in trials if t.ending is Ending.FAILED]
         trials = [trial for trial in trials if trial.ending is Ending.SCORED]
         if failed:
-            known, groups = self._features_of(trials), self._space.feature_groups
-            feasibility = joint([feasibility, FailureModel(known, self._features_of(failed), groups)])
+            succeeded, groups = self._features_of(trials), self._space.feature_groups
+            feasibility = joint([feasibility, FailureModel(succeeded, self._features_of(failed), groups)])
         acquisition = Posterior(model, pending, feasibility, self._acquisition, self._draws_seed, context)
         rows = len(model.features) + len(pending)
         return acquisition, rows, _best_five(trials, earlier(self._features_of(trials)))
@@ -189,18 +189,20 @@ class _Suggestion:
         space, objectives = self._space, self._objectives
         options, seed = self._optimizer.options, self._draws_seed
         scored, pending = self._in_state(Ending.SCORED), self._features_of(self._in_state(Ending.RUNNING))
-        each = [objectives.scores(scored, metric) for metric in objectives.metrics]
-        ranks = np.mean([np.argsort(np.argsort(scores, kind="stable")) for scores in each], axis=0)
+        by_metric = [objectives.scores(scored, metric) for metric in objectives.metrics]
+        ranks = np.mean([np.argsort(np.argsort(scores, kind="stable")) for scores in by_metric], axis=0)
         # If there are too many trials, all metrics keep the same ones.
         kept = thin(ranks, options.process_points)
         points = np.asarray([scored[i].point for i in kept])
         features = space.features(points)
         drawn = [
             PosteriorDraws(self._fit(metric, features, scores[kept], options), pending, seed + n)
-            for n, (metric, scores) in enumerate(zip(objectives.metrics, each, strict=True))
+            for n, (metric, scores) in enumerate(zip(objectives.metrics, by_metric, strict=True))
         ]
         allowed = self._allowed([scored[i] for i in kept], pending)
-        front = non_dominated(np.stack([scores[kept] for scores in each], axis=1), ["max"] * len(each))
+        front = non_dominated(
+            np.stack([scores[kept] for scores in by_metric], axis=1), ["max"] * len(by_metric)
+        )
         centres = points[front][:10]
         pool = space.features(candidates(space, centres, 256, np.random.default_rng(seed)))
         gain = HypervolumeGain(drawn, allowed, self._feasibility, seed, pool)
@@ -261,11 +263,11 @@ class _Suggestion:
         for limit in self._objectives.limits:
             latest = [self._objectives.latest(trial, limit.metric) for trial in self._usable]
             values = np.asarray(latest, dtype=float)
-            known = np.flatnonzero(np.isfinite(values))
-            if len(known) < 2:
+            finite = np.flatnonzero(np.isfinite(values))
+            if len(finite) < 2:
                 continue
-            features = self._features_of([self._usable[i] for i in known])
-            left = slack(values[known], limit.bound, upwards=limit.sense.startswith(">"))
+            features = self._features_of([self._usable[i] for i in finite])
+            left = slack(values[finite], limit.bound, upwards=limit.sense.startswith(">"))
             feasibilities.append(of_limit(self._fit(str(limit), features, left, options)))
         return joint(feasibilities) if feasibilities else None
 
@@ -300,9 +302,9 @@ class _Suggestion:
         if self._within_limits is None:
             return np.ones(len(trials) + len(pending), dtype=bool)
         results = self._objectives.keep_limits(trials)
-        found = np.concatenate([results, self._within_limits(pending) > np.log(0.5)])
+        allowed = np.concatenate([results, self._within_limits(pending) > np.log(0.5)])
         # With more results than a model takes, those that keep the limits may all be left out.
-        return found if found.any() else np.ones_like(found)
+        return allowed if allowed.any() else np.ones_like(allowed)
 
     def _best(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
         """Return up to five points with the best scores; points that break a limit come after all others."""

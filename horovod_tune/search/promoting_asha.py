@@ -156,9 +156,9 @@ class PromotingASHA(TrialScheduler):
                 "PromotingASHA needs a metric and a mode, from its own arguments or the tuner's; it has "
                 f"metric={self._metric!r}, mode={self._mode!r}"
             )
-        known = trial.trial_id in self._trials  # it failed and is retried
+        is_retry = trial.trial_id in self._trials  # it failed and is retried
         self._trials[trial.trial_id] = trial
-        if not known and trial.last_result:
+        if not is_retry and trial.last_result:
             self._resume(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
@@ -312,8 +312,8 @@ class PromotingASHA(TrialScheduler):
             return
         # By time, since a restarted trial has two reports for each step after its last checkpoint.
         reports = dict(map(self._read, [*map(flatten_dict, reports_of(trial)), result]))
-        known = [(at, gain) for at, gain in reports.items() if at is not None and gain is not None]
-        until = [(at, gain) for at, gain in sorted(known) if at <= time and at < self._max_t]
+        numbers = [(at, gain) for at, gain in reports.items() if at is not None and gain is not None]
+        until = [(at, gain) for at, gain in sorted(numbers) if at <= time and at < self._max_t]
         for at, gain in until:
             self._rungs.reach(trial.trial_id, at, gain)
         waits = trial.trial_id in self._rungs.waiting

@@ -187,7 +187,7 @@ def _climb_smooth(
         here, above, below = np.split(acquisition(queries), [1, 1 + len(smooth)])
         return -float(here[0]), (below - above) / (2 * _STEP)
 
-    found = minimize(
+    optimum = minimize(
         objective,
         point[smooth],
         jac=True,
@@ -196,7 +196,7 @@ def _climb_smooth(
         options={"maxiter": 40, "maxfun": 60},
     )
     moved = point.copy()
-    moved[smooth] = found.x
+    moved[smooth] = optimum.x
     moved = space.snap(moved[None, :])[0]
     reached = _value(acquisition, space, moved)
     return (moved, reached) if reached > value else (point, value)

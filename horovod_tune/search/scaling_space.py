@@ -65,5 +65,5 @@ def _choice(name: str, values: Any, checked: Callable[[str, Any], Any]) -> Any:
     listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
     if not listed:
         raise bounds.HyperparameterError(f"{name} must be a list with at least one value, got {values!r}")
-    each = [checked(f"{name}[{index}]", value) for index, value in enumerate(listed)]
-    return each[0] if len(each) == 1 else tune.choice(each)
+    values = [checked(f"{name}[{index}]", value) for index, value in enumerate(listed)]
+    return values[0] if len(values) == 1 else tune.choice(values)

@@ -46,7 +46,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain, total = {}, 0
     for given, value in metrics.items():
-        name = _plain_key(given)
+        name = _plain_scalar(given)
         if type(name) is not str:
             raise MetricsError(f"the name of a metric must be a string, got {given!r:.200}")
         _check_plain(repr(name), name)
@@ -84,7 +84,7 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         plain = {}
         for given, item in value.items():
-            key = _plain_key(given)
+            key = _plain_scalar(given)
             if type(key) not in _KEYS:
                 raise MetricsError(
                     f"metric {name!r} has a dict with the key {given!r:.200}, of type "
@@ -93,8 +93,9 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
             _check_plain(f"{name!r}, in the key of a dict,", key)
             plain[key] = _plain_value(f"{name}/{key}", item, depth + 1)
         return plain
-    if type(value) in (list, tuple):
-        return type(value)(_plain_value(f"{name}[{i}]", item, depth + 1) for i, item in enumerate(value))
+    if isinstance(value, (list, tuple)):  # also a named tuple
+        kind = list if isinstance(value, list) else tuple
+        return kind(_plain_value(f"{name}[{i}]", item, depth + 1) for i, item in enumerate(value))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.numel() != 1:
@@ -113,17 +114,25 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
         return _plain_value(name, item, depth)
     if isinstance(value, Decimal):  # Tune multiplies metrics by floats
         return float(value)
+    value = _plain_scalar(value)  # such as a member of an IntEnum
+    if type(value) in _PLAIN:
+        return _plain_value(name, value, depth)
     try:
-        pickle.dumps(value)
+        pickled = pickle.dumps(value)
     except Exception as error:  # a user's __reduce__ may raise anything
         raise MetricsError(
             f"metric {name!r} cannot be sent to Tune: {type(value).__name__}: {error}"
         ) from error
+    if b"__main__" in pickled:
+        raise MetricsError(
+            f"metric {name!r} is of type {type(value).__name__}, which only your script knows; report a "
+            "number, a string, or a list or dict of them"
+        )
     return value
 
 
-def _plain_key(key: Any) -> Any:
-    """Return a dict's key, as a plain value if it is a NumPy scalar or of a subclass of str, int or float."""
+def _plain_scalar(key: Any) -> Any:
+    """Return a key or value; as a plain value if it is NumPy's, or of a subclass of str, int or float."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(key, numpy.generic):
         key = key.item()

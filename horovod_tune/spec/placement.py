@@ -31,10 +31,10 @@ def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
         asked = f"{count} x {asked}"
         asked += " on different machines" if placement.strategy == "STRICT_SPREAD" else ""
     names = {name for each in placement.bundles for name in each}
-    there = "; ".join(amounts({name: node.get(name, 0.0) for name in names}) for node in nodes)
+    on_nodes = "; ".join(amounts({name: node.get(name, 0.0) for name in names}) for node in nodes)
     raise ResourcesUnavailable(
         f"a trial requests {asked}, which this cluster can never provide: its {len(nodes)} node(s) have "
-        f"{there}. "
+        f"{on_nodes}. "
         "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more resources."
     )
 

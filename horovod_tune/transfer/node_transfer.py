@@ -90,16 +90,16 @@ def _here(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _copy(source: str, at_source: Call, target: str, at_target: Call) -> None:
-    found = at_source(directories.entries, source)
+    listed = at_source(directories.entries, source)
     part = f"{target}.{uuid.uuid4().hex}.part"
 
     def copy_chunk(chunk: list[Piece]) -> None:
         at_target(directories.write, part, chunk, at_source(directories.read, source, chunk))
 
     try:
-        at_target(directories.make, part, found)
+        at_target(directories.make, part, listed)
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            list(pool.map(copy_chunk, directories.pieces(found, CHUNK_BYTES)))
+            list(pool.map(copy_chunk, directories.pieces(listed, CHUNK_BYTES)))
         at_target(directories.put_in_place, part, target)
     except BaseException:
         with contextlib.suppress(Exception):  # it must not hide the cause

@@ -55,6 +55,19 @@ def test_what_is_new_is_taken_once(output: RankOutput) -> None:
     assert output.tail() == b"first\n: colon\nsecond, without a line end"
 
 
+def test_horovods_stack_of_a_lost_connection_is_in_the_log_only(
+    output: RankOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[bytes] = []
+    monkeypatch.setattr(rank_output, "_print", lambda data, label: shown.append(data))
+    place = "[2026-11-28 21:24:01. 98966: E horovod/common/operations.cc:705] [0]: Horovod background loop"
+    lost = f"{place} uncaught exception: [third_party/gloo/gloo/transport/tcp/pair.cc:596] Read error\n"
+    other = f"{place} uncaught exception: [third_party/gloo/gloo/context.cc:43] size mismatch\n"
+    write(output, f"before\n{lost}{other}after\n")
+    assert b"".join(shown).decode() == f"before\n{other}after\n"
+    assert lost.encode() in output.take()
+
+
 def test_long_output_keeps_its_beginning_and_its_end(
     output: RankOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 from made_experiments import edit_state, read
 from mutations import damage
 
-from horovod_tune.analysis import analyze
+from horovod_tune.analysis import Analysis, analyze
 from horovod_tune.analysis.export import escape_formula, write_csv, write_parquet
 from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.progress import ProgressCallback
@@ -27,7 +27,6 @@ from horovod_tune.analysis.reader.plain_values import plain, read_object
 from horovod_tune.analysis.reader.state_files import parse_state
 from horovod_tune.analysis.reader.trial_files import with_files
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.results import Analysis
 
 EVIL = "\x1b]0;title\x07\x1b[2J[red]=1+1"
 
@@ -41,7 +40,7 @@ def every_way_out(analysis: Analysis, folder: Path) -> str:
     terminal = pytest.importorskip("horovod_tune.analysis.terminal")
     stream = io.StringIO()
     terminal.Console(file=stream, width=120).print(terminal.view(analysis))
-    if analysis.has_best:
+    if analysis.best_number is not None:
         assert analysis.best_result_df is not None
         assert analysis.best_checkpoint_path is None or "part" not in analysis.best_checkpoint_path
     stream.getvalue().encode("utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis.last_screen import last_screen
-from horovod_tune.analysis.progress import Progress
+from horovod_tune.analysis.search_progress import Progress
 
 
 def trial(
@@ -104,11 +104,14 @@ def test_failures_come_first_and_are_bounded(tmp_path: Any) -> None:
     assert lines[0] == "t0 failed: rank 1 of 2 on h failed: ValueError: two"
     assert lines[1] == "gone failed: its error file cannot be read" and lines[5] == "and 3 more failed"
     assert lines[6].strip() == "(in full: /results/t0/error.txt)"
-    assert lines[7] == "results      /results"
+    assert lines[7] == "best trial   none: no trial has reported a finite loss"
+    assert lines[8] == "results      /results"
 
 
 def test_a_search_whose_values_are_all_nan_has_no_best() -> None:
-    assert "best" not in last_screen([trial("a", {}, loss=float("nan"))], search("min", a=[float("nan")]))
+    text = last_screen([trial("a", {}, loss=float("nan"))], search("min", a=[float("nan")]))
+    (line,) = [line for line in text.splitlines() if "best" in line]
+    assert line.split(maxsplit=2)[2] == "none: no trial has reported a finite loss"
 
 
 def test_the_commands_name_the_storage_as_a_shell_and_analyze_take_it() -> None:

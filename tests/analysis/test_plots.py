@@ -11,9 +11,12 @@ from made_experiments import changed, made_experiment
 
 go = pytest.importorskip("plotly.graph_objects")
 
-from horovod_tune.analysis import analyze, plots  # noqa: E402
+from horovod_tune.analysis import (  # noqa: E402
+    Analysis,
+    analyze,
+    plots,
+)
 from horovod_tune.analysis.plots.style import OKABE_ITO, hover_texts, log_axis  # noqa: E402
-from horovod_tune.analysis.results import Analysis  # noqa: E402
 from horovod_tune.analysis.scoring import parse_limit  # noqa: E402
 
 ONE_FIGURE = (
@@ -139,6 +142,18 @@ def test_parallel_coordinates_have_every_trial_in_one_group():
     finite = np.flatnonzero(np.isfinite(analysis.values))
     assert len(told) == len(finite) == len(set(told))
     assert legend(figure) == ["the rest", "to 50 %", "to 25 %", "best 10 %", "best"]
+
+
+def test_axes_whose_long_names_begin_alike_are_told_apart_and_labels_have_room():
+    made = made_experiment(12)
+    trials = tuple(
+        replace(each, config={f"optimizer/parameter_group_{n}": each.number * n + 1.0 for n in (1, 2)})
+        for each in made.trials
+    )
+    axis = plots.parallel_coordinates(changed(made, trials=trials, domains={})).layout.xaxis
+    assert axis.ticktext[:2] == ("…parameter_group_1", "…parameter_group_2") and axis.ticktext[2] == "loss"
+    # Plotly leaves out a label that does not fit into the figure.
+    assert axis.range == (-0.5, 2.5)
 
 
 def test_trials_outside_the_limits_are_in_the_last_group():

@@ -18,7 +18,7 @@ pytest.importorskip("rich")
 
 from horovod_tune.analysis import ProgressCallback, analyze
 from horovod_tune.analysis import progress as progress_module
-from horovod_tune.analysis.progress import Progress
+from horovod_tune.analysis.search_progress import Progress
 
 
 def tune_trial(name: str, **more: object) -> SimpleNamespace:
@@ -213,26 +213,28 @@ def test_a_trial_that_was_stopped_is_told_from_one_that_ended_by_itself():
     callback.ends = {"epoch": 30}
     callback.setup()
     goal = {"training_iteration": 3}
-    trials = [tune_trial(name, stopping_criterion=goal) for name in ("a", "b", "c", "d", "e")]
+    trials = [tune_trial(name, stopping_criterion=goal) for name in "abcdef"]
     reports = ({"training_iteration": 2, "done": True}, {"training_iteration": 3, "done": True})
     reports = (
         *reports,
         {"training_iteration": 1, "done": False},
         {"epoch": 30, "done": True},
         {"done": False},
+        {"epoch": 30, "done": False},
     )
     for trial, report in zip(trials, reports, strict=True):
         callback.on_trial_start(0, trials, trial)
         callback.on_trial_result(0, trials, trial, {"loss": 1.0} | report)
-    trials[4].status = "PAUSED"
+        trial.last_result = report
+    trials[4].status = trials[5].status = "PAUSED"
     callback.on_step_end(0, trials)
     for trial in trials:
         callback.on_trial_complete(1, trials, trial)
         trial.status = "TERMINATED"
     callback.on_step_end(1, trials)
-    ends = [line.split(" · ")[0] for line in stream.getvalue().splitlines() if " ended" not in line][-5:]
-    assert ends == ["a stopped", "b done", "c done", "d done", "e stopped"]
-    assert callback._progress.summary(0.0).startswith("5 trials ended · 2 stopped · ")
+    ends = [line.split(" · ")[0] for line in stream.getvalue().splitlines() if " ended" not in line][-6:]
+    assert ends == ["a stopped", "b done", "c done", "d done", "e stopped", "f done"]
+    assert callback._progress.summary(0.0).startswith("6 trials ended · 2 stopped · ")
 
 
 def test_a_start_line_has_every_hyperparameter_and_no_constant():
@@ -335,6 +337,16 @@ def test_a_change_of_an_elastic_trials_ranks_is_shown():
         callback.on_trial_result(0, [], trial, {"loss": 1.0, "training_iteration": step, "world_size": ranks})
     lines = [line for line in stream.getvalue().splitlines() if "ranks" in line]
     assert lines == ["a continues with 3 ranks (before: 4)", "a continues with 4 ranks (before: 3)"]
+
+
+def test_a_rank_that_an_elastic_trial_has_lost_is_named_once_also_if_it_was_replaced():
+    callback, stream = callback_of(every_s=30.0)
+    trial, why = tune_trial("a"), "rank 1 on n1 died: process 7: it was ended by SIGTERM"
+    for step, (ranks, changes, change) in enumerate(((2, 0, ""), (2, 1, why), (2, 1, why), (1, 2, why))):
+        more = {"world_size": ranks, "world_changes": changes, "world_change": change}
+        callback.on_trial_result(0, [], trial, {"loss": 1.0, "training_iteration": step, **more})
+    lines = [line for line in stream.getvalue().splitlines() if "continues" in line]
+    assert lines == [f"a continues with 2 ranks: {why}", f"a continues with 1 rank (before: 2): {why}"]
 
 
 def test_the_callback_travels_as_tune_pickles_it():

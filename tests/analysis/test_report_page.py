@@ -11,13 +11,12 @@ from html.parser import HTMLParser
 
 import pytest
 import yaml
-from made_experiments import changed, made_experiment
+from made_experiments import changed, losing_ranks, made_experiment
 
-from horovod_tune.analysis import analyze, plots
+from horovod_tune.analysis import Analysis, analyze, plots
 from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.run_summary import run_summary, usage
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.run_summary import run_summary, usage
 
 EVIL = (
     '</script><script>document.title="owned"</script><img src=x onerror=alert(1)> & "quoted" \u2028 {{data}}'
@@ -156,6 +155,16 @@ def test_hours_are_resources_times_time():
     spent = sum(trial.end_time - trial.start_time for trial in made.trials)
     assert usage(made)[1] == pytest.approx(2 * spent)
     assert usage(changed(made, trials=tuple(replace(t, resources=()) for t in made.trials))) == (0, 0, 0)
+
+
+def test_ranks_that_an_elastic_trial_lost_are_on_the_page():
+    why = "rank 1 on n1 died: process 7: it was ended by <SIGKILL>"
+    analysis = losing_ranks(why)
+    texts = Page(render(analysis)).texts
+    at = texts.index("Changes of ranks")
+    name = analysis.trials[1].trial_id
+    assert texts[at + 1 : at + 5] == [f"{name}, at iteration 2", why, f"{name}, at iteration 4", why]
+    assert "Changes of ranks" not in render(made_experiment(3))
 
 
 def test_what_could_not_be_read_is_on_the_page(experiments, tmp_path):

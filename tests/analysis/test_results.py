@@ -13,10 +13,10 @@ import pytest
 from made_experiments import START, changed, made_experiment, read, reporting, written
 from pyarrow import fs as pafs
 
-from horovod_tune.analysis import analyze, results
+from horovod_tune.analysis import Analysis, analyze, results
 from horovod_tune.analysis.plots.learning_curves import best_steps
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.results import Analysis, MetricUnknown
+from horovod_tune.analysis.results import MetricUnknown
 from horovod_tune.analysis.trial_details import hosts_of
 
 NAN, INF = math.nan, math.inf
@@ -332,6 +332,7 @@ def test_a_trial_prints_without_its_reports():
         (True, True, {"training_iteration": 99}, "stopped"),  # by a scheduler
         (True, True, {"training_iteration": 2}, "terminated"),
         (True, True, {"valid/loss": 0.5}, "terminated"),
+        (False, False, {"training_iteration": 2}, "terminated"),  # HyperBand pauses trials at their end
         (False, False, {}, "stopped"),  # while it was paused, or by the time budget
         (True, True, None, "terminated"),  # the search's state does not say what ends a trial
     ],

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from made_experiments import START, changed, made_experiment
 
-from horovod_tune.analysis import analyze, plots
+from horovod_tune.analysis import Analysis, analyze, plots
 from horovod_tune.analysis.plots.learning_curves import best_steps, thinned
 from horovod_tune.analysis.plots.scheduling import timeline_bars
 from horovod_tune.analysis.plots.style import metric_axis
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.run_summary import run_summary, usage
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.run_summary import run_summary, usage
 from horovod_tune.analysis.scoring import parse_limit
 from horovod_tune.analysis.trial_details import spans
-from horovod_tune.analysis.varying_parameters import varying_parameters
 
 
 def test_the_best_so_far_only_gets_better_and_ends_with_the_search():
@@ -86,7 +84,7 @@ def test_diverged_trials_do_not_flatten_the_others():
 
 
 def test_each_hyperparameter_has_its_axis():
-    found = {one.name: one for one in varying_parameters(made_experiment(30))}
+    found = {one.name: one for one in made_experiment(30).varying_parameters}
     assert list(found) == ["lr", "momentum", "batch_size", "net/act", "net/width"]
     assert found["lr"].log and found["lr"].kind == "numeric"
     assert found["batch_size"].categories == ("16", "32", "64", "128")
@@ -97,7 +95,7 @@ def test_each_hyperparameter_has_its_axis():
 
 def test_without_a_recorded_space_axes_follow_from_the_values():
     analysis = made_experiment(30)
-    found = {one.name: one for one in varying_parameters(changed(analysis, domains={}))}
+    found = {one.name: one for one in changed(analysis, domains={}).varying_parameters}
     assert found["lr"].log, "two decades of positive numbers"
     assert not found["momentum"].log
     assert found["batch_size"].kind == "numeric"
@@ -109,7 +107,7 @@ def test_a_hyperparameter_that_only_some_trials_have_is_missing_in_the_others():
         replace(t, config={"a": n} if n % 2 else {"b": True, "c": None if n else 1.0})
         for n, t in enumerate(analysis.trials)
     ]
-    found = {one.name: one for one in varying_parameters(changed(analysis, trials=tuple(trials), domains={}))}
+    found = {one.name: one for one in changed(analysis, trials=tuple(trials), domains={}).varying_parameters}
     assert found["a"].values == (None, 1, None, 3)
     assert np.isnan(found["a"].positions[0])
     assert found["b"].categories == ("True",)

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_experiments import changed, made_experiment, written
+from made_experiments import changed, losing_ranks, made_experiment, written
 
-from horovod_tune.analysis import analyze, export
+from horovod_tune.analysis import Analysis, analyze, export
 from horovod_tune.analysis.analysis_commands import add_parsers
 from horovod_tune.analysis.printable import sparkline
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import parse_limit
 
 pytest.importorskip("rich")
@@ -74,6 +73,18 @@ def test_the_best_comes_first_then_the_table_the_failures_and_the_facts():
     assert "CUDA out of memory <b>now</b>" in text
     assert "Searcher" in text
     assert any(block in table for block in "▂▃▄▅▆▇")
+
+
+def test_ranks_that_an_elastic_trial_lost_are_named():
+    why = "rank 1 on n[1] died: process 7: it was ended by SIGKILL"
+    lines = shown(losing_ranks(why)).splitlines()
+    name = losing_ranks(why).trials[1].trial_id
+    first = lines.index("Changes of ranks")
+    assert lines[first + 1 : first + 4] == [
+        f"  {name}, at iteration 2: {why}",
+        f"  {name}, at iteration 4: {why}",
+        "",
+    ]
 
 
 def test_if_no_trial_meets_the_limits_the_reason_and_the_values_are_shown():

@@ -14,6 +14,11 @@ from horovod_tune.coordinator.policy import WORLDS_WITHOUT_REPORT
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import AwaitedRanks, FailureKind, Finished, NeedsWorld, Report
 
+DIED = (
+    "rank 1 on host1 died: its training actor (process 101): "
+    "The actor died unexpectedly before finishing this task."
+)
+
 
 def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[..., FakeTrial]) -> None:
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True)
@@ -21,7 +26,7 @@ def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[...,
     trial.world[1].die()
     assert trial.next_report() == Report(2, {"size": 2})
     assert [call[2] for call in trial.world[0].called("rejoin")] == [1], "the number of reports"
-    assert trial.group.world.changes == ["rank 1 on host1 died"]
+    assert trial.group.world.changes == [DIED]
     assert trial.launcher.abandoned, "ranks that wait for the dead one fail at once"
     assert [actor.rank for actor in trial.world] == [0, 1], "ranks are assigned again"
 
@@ -52,7 +57,8 @@ def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
     first.reply_to_poll(NeedsWorld(0, "HorovodInternalError", "Missing ranks: 1"))
     trial.clock.call_later(TIMEOUT_S + 10.0, lambda: first.reply_to_poll(Report(2, {"size": 2})))
     assert trial.group.next_event() == Report(2, {"size": 2})
-    assert trial.group.world.changes == ["rank 1 on host1 hung"]
+    hung_text = "its training actor (process 101): did not leave its broken world within timeout_s=60 s"
+    assert trial.group.world.changes == [f"rank 1 on host1 hung: {hung_text}"]
     assert hung.called("kill")
 
 
@@ -176,7 +182,7 @@ def test_a_rank_that_does_not_leave_a_broken_world_is_lost_too(make: Callable[..
     assert trial.group.next_event() == Report(1, {"size": 1})
     assert trial.clock.now - began <= TIMEOUT_S + 10
     (change,) = trial.group.world.changes
-    assert change == "rank 1 on host1 died; rank 2 on host2 hung"
+    assert change.startswith(f"{DIED}; rank 2 on host2 hung: its training actor (process 102): did not leave")
 
 
 def test_a_suspended_rank_delays_the_next_world_by_seconds_only(make: Callable[..., FakeTrial]) -> None:
@@ -186,7 +192,9 @@ def test_a_suspended_rank_delays_the_next_world_by_seconds_only(make: Callable[.
     trial.report_in(8.0)
     assert trial.group.next_event() == Report(1, {"size": 1})
     (change,) = trial.group.world.changes
-    assert change == "rank 1 on host1 died; rank 2 on host2 stopped responding"
+    assert change.startswith(
+        f"{DIED}; rank 2 on host2 stopped responding: its training actor (process 102): "
+    )
 
 
 def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., FakeTrial]) -> None:
@@ -289,7 +297,7 @@ def test_a_lost_rank_whose_actor_lives_starts_again_on_it(
     assert trial.launcher.all_actors == before and not any(actor.called("kill") for actor in before)
     assert [len(actor.called("begin")) for actor in before] == [1, 2, 1]
     verb = "died" if kind is FailureKind.DIED else "stopped responding"
-    assert trial.group.world.changes == [f"rank 1 on host1 {verb}"]
+    assert trial.group.world.changes == [f"rank 1 on host1 {verb}: process 7: it was ended by SIGKILL"]
 
 
 def test_a_rank_that_raises_fails_an_elastic_trial(make: Callable[..., FakeTrial]) -> None:

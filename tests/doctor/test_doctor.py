@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -164,23 +163,10 @@ def test_the_screen_marks_what_is_wrong_and_gives_the_cure() -> None:
     assert len(screen) <= 24
 
 
-@pytest.mark.long
-def test_an_address_that_does_not_answer_is_named_in_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        address = f"127.0.0.1:{mute.getsockname()[1]}"
-        why = command.unreachable_reason(address, timeout_s=3)
-    assert why is not None and f"no Ray cluster responded at {address} within 3 s" in why
-    monkeypatch.setattr(command, "unreachable_reason", lambda address: why)
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "no-address-of-ray", "ray://127.0.0.1:1"])
+def test_an_address_without_a_cluster_is_named(capsys: pytest.CaptureFixture[str], address: str) -> None:
     assert command.examine_cluster(address) == 1
-    assert capsys.readouterr().err == f"horovod-tune doctor: {why}\n"
-
-
-@pytest.mark.long
-def test_rays_error_about_an_address_is_passed_on() -> None:
-    why = command.unreachable_reason("no-address-of-ray")
-    assert why is not None and why.startswith("could not connect to a Ray cluster at no-address-of-ray: ")
+    assert capsys.readouterr().err.startswith(f"horovod-tune doctor: no Ray cluster at {address}: ")
 
 
 @pytest.mark.slow

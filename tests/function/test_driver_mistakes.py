@@ -7,7 +7,7 @@ import io
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import cloudpickle
 import pytest
 import ray
 import torch
+import torch.distributed as dist
 from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError
-from horovod_tune.function import shipping
+from horovod_tune.function import pickling, shipping
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.with_parameters import pack_values
 
@@ -107,7 +108,7 @@ def test_an_optimizer_of_the_driver_is_refused_by_name(train: str, where: str) -
     ("send", "where"),
     [
         (pack_values, r"^parameter 'of' of with_parameters .* its \['a'\]\.own, which"),
-        (shipping.refuse_horovod_of_driver, r"^config .* config\['of'\]\['a'\]\.own, which"),
+        (pickling.refuse_horovod_of_driver, r"^config .* config\['of'\]\['a'\]\.own, which"),
     ],
 )
 def test_an_optimizer_of_the_driver_is_refused_beside_the_function_too(send, where) -> None:
@@ -116,26 +117,63 @@ def test_an_optimizer_of_the_driver_is_refused_beside_the_function_too(send, whe
         send({"data": list(range(1000)), "of": {"a": types.SimpleNamespace(own=kind())}})
 
 
+MESH = "from torch.distributed.device_mesh import init_device_mesh\nmesh = init_device_mesh('cpu', (1,))\n"
+SHARDED = f"{MESH}from torch.distributed.fsdp import fully_shard\nmodel = fully_shard(model, mesh=mesh)\n"
+
+
+@pytest.fixture
+def world_of_the_driver() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
-    ("name", "made"),
+    ("made", "where"),
     [
+        ("from torch.utils.data import DistributedSampler as D\nof = D(range(8))", "DistributedSampler"),
         (
-            "DistributedSampler",
-            "from torch.utils.data import DataLoader, DistributedSampler\n"
-            "of = DataLoader(range(8), sampler=DistributedSampler(range(8), num_replicas=1, rank=0))\n",
+            "from torch.utils.data import DataLoader, DistributedSampler as D\n"
+            "of = DataLoader(range(8), sampler=D(range(8)))",
+            ".sampler",
+        ),
+        (f"{MESH}of = mesh", "DeviceMesh"),
+        ("of = torch.distributed.group.WORLD", "ProcessGroup"),
+        ("of = torch.nn.SyncBatchNorm(2, process_group=torch.distributed.group.WORLD)", ".process_group"),
+        (
+            "from torch.distributed.optim import ZeroRedundancyOptimizer as Z\n"
+            "of = Z(model.parameters(), torch.optim.SGD, lr=0.1)",
+            "ZeroRedundancyOptimizer",
         ),
         (
-            "DeviceMesh",
-            "from torch.distributed.device_mesh import DeviceMesh\n"
-            "of = DeviceMesh('cpu', [0], _init_backend=False, _rank=0)\n",
+            "from torch.distributed.fsdp import FullyShardedDataParallel as F\n"
+            "of = F(model, device_id=torch.device('cpu'))",
+            "FullyShardedDataParallel",
+        ),
+        (f"{SHARDED}of = model", "FSDPLinear"),
+        (f"{SHARDED}of = torch.optim.SGD(model.parameters(), lr=0.1)", ".param_groups[0]['params'][0]"),
+        ("from horovod.torch.elastic import ElasticSampler as E\nof = E.__new__(E)", "ElasticSampler"),
+        ("accelerate = need('accelerate')\nof = accelerate.Accelerator(cpu=True)", "Accelerator"),
+        ("fabric = need('lightning.fabric')\nof = fabric.Fabric(accelerator='cpu')", "Fabric"),
+        (
+            "lightning = need('lightning.pytorch')\n"
+            "of = lightning.Trainer(accelerator='cpu', logger=False, enable_checkpointing=False)",
+            "Trainer",
         ),
     ],
 )
-def test_what_holds_the_drivers_rank_is_refused_by_name(name: str, made: str) -> None:
-    """A sampler would give each rank all samples, without an error."""
-    train = in_script(f"{made}def train(config): return of\n")
-    with pytest.raises(SerializationError, match=f"variable 'of'.* it is a {name} .* inside the function"):
-        shipping.dumps(train)
+def test_what_holds_the_drivers_rank_is_refused_by_name(
+    world_of_the_driver: None, made: str, where: str
+) -> None:
+    """A sampler would give each rank all samples, and a Trainer train each rank alone, without an error."""
+    start = "import pytest, torch\nneed = pytest.importorskip\n"
+    train = in_script(f"{start}model = torch.nn.Linear(2, 2)\n{made}\ndef train(config): return of\n")
+    with pytest.raises(SerializationError, match=r"it was made in the driver.* inside") as caught:
+        pickling.dumps(train)
+    place, kind = str(caught.value).partition("its global variable ")[2].split(", which is of type ")
+    # The part itself is named, and nothing in it.
+    named = place.removeprefix("'of'") or kind.partition(": it was made")[0]
+    assert named == where or named.endswith(f".{where}")
 
 
 def test_horovods_functions_are_sent_by_their_names() -> None:
@@ -143,7 +181,7 @@ def test_horovods_functions_are_sent_by_their_names() -> None:
         "from horovod.torch import init, rank, size, allreduce\n"
         "def train(config): return init, rank, size, allreduce\n"
     )
-    assert cloudpickle.loads(shipping.dumps(train))({}) == (hvd.init, hvd.rank, hvd.size, hvd.allreduce)
+    assert cloudpickle.loads(pickling.dumps(train))({}) == (hvd.init, hvd.rank, hvd.size, hvd.allreduce)
 
 
 def test_a_cached_function_of_the_script_is_sent_whole() -> None:
@@ -153,7 +191,7 @@ def test_a_cached_function_of_the_script_is_sent_whole() -> None:
         "def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n"
         "def train(config): return fibonacci\n"
     )
-    pickled = shipping.dumps(train)
+    pickled = pickling.dumps(train)
     fibonacci = cloudpickle.loads(pickled)({})
     assert fibonacci(30) == 832040
     assert fibonacci.cache_parameters()["maxsize"] == 7

@@ -21,7 +21,7 @@ from ray import tune
 import horovod_tune
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import OutsideTune, SerializationError, SpecError, TrainingFunctionError
-from horovod_tune.function import shipping
+from horovod_tune.function import pickling, shipping
 from horovod_tune.function.training_function import check_config, check_training_function, function_name
 from horovod_tune.ray_compat import queries
 
@@ -205,7 +205,7 @@ def _recursive():
 )
 def test_what_keeps_a_function_from_being_sent_is_named(func, parts, as_in_a_script):
     with pytest.raises(SerializationError) as raised:
-        shipping.dumps(func)
+        pickling.dumps(func)
     for part in parts:
         assert part in str(raised.value)
 
@@ -261,7 +261,7 @@ def test_an_object_that_raises_when_it_is_pickled_is_named():
         return stubborn
 
     with pytest.raises(SerializationError, match=r"'stubborn' .*\['deep'\]\[0\].*Stubborn: 'no'"):
-        shipping.dumps(train)
+        pickling.dumps(train)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_objects_of_the_config_have_the_classes_that_the_function_knows(tmp_path
     sends = """
 import enum, sys
 from ray import cloudpickle
-from horovod_tune.function.shipping import dumps
+from horovod_tune.function.pickling import dumps
 class Mode(enum.Enum):
     FAST = 1
 def train(config):

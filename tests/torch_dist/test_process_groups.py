@@ -235,6 +235,21 @@ def test_a_ddp_model_of_the_script_joins_the_ranks(workers: Workers) -> None:
     assert events[0].metrics["gradient"] == [[2.0] * 3], "the mean of 0 and 4"
 
 
+def test_arguments_of_transformers_made_in_the_driver_know_the_ranks(workers: Workers) -> None:
+    arguments = pytest.importorskip("transformers").TrainingArguments(output_dir="trainer", use_cpu=True)
+    assert arguments.world_size == 1
+
+    def train(config: dict[str, Any]) -> None:
+        import torch
+
+        places: list[Any] = [None, None]
+        torch.distributed.all_gather_object(places, (arguments.process_index, arguments.world_size))
+        report(places=places)
+
+    _, events = workers.run(train)
+    assert events[0].metrics["places"] == [(0, 2), (1, 2)]
+
+
 def test_processes_that_a_rank_starts_make_their_own_group(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         child = "from torch import distributed as d; d.init_process_group('gloo', rank=0, world_size=1)"
@@ -318,6 +333,8 @@ def test_a_stopped_rank_gets_the_others_out_of_their_collective(workers: Workers
 
 def fail(config: dict[str, Any]) -> None:
     """Rank 1 does what the test says, after a collective, while rank 0 waits for it."""
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
 
@@ -327,10 +344,12 @@ def fail(config: dict[str, Any]) -> None:
     if dist.get_rank() == 1:
         if config["how"] == "no data":
             raise RuntimeError("DataLoader timed out after 5 seconds (pid(s) 1)")
-        if config["how"] == "hang":
+        if config["how"] in ("hang", "barrier"):
             time.sleep(100)
         if config["how"] == "return":
             return
+    if config["how"] == "barrier":
+        dist.monitored_barrier(timeout=timedelta(seconds=2))
     dist.all_reduce(torch.ones(1))
 
 
@@ -341,6 +360,7 @@ def fail(config: dict[str, Any]) -> None:
         ("no data", "rank 1 of 2 on {host} failed:"),
         ("return", "rank 1 of 2 on {host} returned from the training function, while others"),
         ("hang", "rank 1 of 2 on {host} hung:"),
+        ("barrier", "rank 1 of 2 on {host} hung:"),
     ],
 )
 def test_the_rank_that_others_wait_for_is_named(

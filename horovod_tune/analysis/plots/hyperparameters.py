@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_tune.analysis.open_experiment import Analysis
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.printable import counted, digits_for
-from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
+from horovod_tune.analysis.varying_parameters import Parameter
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -27,35 +27,35 @@ def parameter(analysis: Analysis, name: str) -> Figure:
 
     Raises `ValueError` if that hyperparameter does not vary.
     """
-    found = {one.name: one for one in varying_parameters(analysis)}
-    if name not in found:
-        known = ", ".join(found) or "none"
-        raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
-    return _grid(analysis, [found[name]], style.figure(style.label(name), height=340))
+    by_name = {one.name: one for one in analysis.varying_parameters}
+    if name not in by_name:
+        names = ", ".join(by_name) or "none"
+        raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {names}")
+    return _grid(analysis, [by_name[name]], style.figure(style.label(name), height=340))
 
 
 def parameters(analysis: Analysis) -> Figure:
     """Draw the metric against each hyperparameter in one figure. Raises `ValueError` if none varies."""
-    found = varying_parameters(analysis)
-    if not found:
+    varying = analysis.varying_parameters
+    if not varying:
         raise ValueError("no hyperparameter varies among the trials")
     return _grid(
-        analysis, found, style.figure("Hyperparameters", height=130 + 290 * math.ceil(len(found) / 3))
+        analysis, varying, style.figure("Hyperparameters", height=130 + 290 * math.ceil(len(varying) / 3))
     )
 
 
-def _grid(analysis: Analysis, found: Sequence[Parameter], made: Figure) -> Figure:
+def _grid(analysis: Analysis, drawn: Sequence[Parameter], made: Figure) -> Figure:
     """Draw hyperparameters into a figure, three in a row."""
     from plotly.subplots import make_subplots
 
-    grid = make_subplots(math.ceil(len(found) / 3), min(3, len(found)), figure=made, shared_yaxes=True)
-    for place, one in enumerate(found):
+    grid = make_subplots(math.ceil(len(drawn) / 3), min(3, len(drawn)), figure=made, shared_yaxes=True)
+    for place, one in enumerate(drawn):
         row, column = place // 3 + 1, place % 3 + 1
         traces, x_axis, y_axis, outside = _points(analysis, one)
         grid.add_traces(traces, rows=row, cols=column)
         y_axis |= {} if column == 1 else {"title": {"text": ""}}
         grid.update_xaxes(x_axis, row=row, col=column).update_yaxes(y_axis, row=row, col=column)
-    medians = "bars: medians" if any(one.kind == "category" for one in found) else ""
+    medians = "bars: medians" if any(one.kind == "category" for one in drawn) else ""
     return grid.update_layout(title_subtitle_text=style.joined(medians, outside))
 
 
@@ -63,14 +63,14 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
     """Return the metric's traces against a hyperparameter, both axes, and a note on values not shown."""
     metric, mode = analysis.require_metric()
     values, xs = analysis.values, style.on_axis(one)
-    known = np.isfinite(values) & np.isfinite(xs)
+    finite = np.isfinite(values) & np.isfinite(xs)
     y_axis, outside = style.metric_axis(values[np.isfinite(values)], mode, metric)
     texts = style.hover_texts(analysis)
     size = float(np.clip(900 / max(len(values), 1), 4, 8))
     look: dict[str, Any] = {"mode": "markers", "showlegend": False}
     look["hovertemplate"] = "%{text}<br>%{y}<extra></extra>"
     dots = {"color": style.OKABE_ITO[0], "size": size, "opacity": 0.55}
-    drawn = [look | {"x": xs[known], "y": values[known], "text": texts[known], "marker": dots}]
+    drawn = [look | {"x": xs[finite], "y": values[finite], "text": texts[finite], "marker": dots}]
     for rank in range(len(one.categories)):
         inside = values[(one.positions == rank) & np.isfinite(values)]
         if len(inside):
@@ -91,21 +91,21 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     and `eval`, which the report's content security policy forbids.
     """
     metric, mode = analysis.require_metric()
-    found = varying_parameters(analysis)
+    varying = analysis.varying_parameters
     values = analysis.values
-    known = np.flatnonzero(np.isfinite(values))
-    if not len(known) or not found:
-        empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
+    finite = np.flatnonzero(np.isfinite(values))
+    if not len(finite) or not varying:
+        empty = f"no trial has a finite {metric}" if not len(finite) else "no hyperparameter varies"
         return style.figure("Parallel coordinates", empty=empty)
-    y_axis, outside = style.metric_axis(values[known], mode, metric)
+    y_axis, outside = style.metric_axis(values[finite], mode, metric)
     # The metric is one more axis.
     log, ends = y_axis.get("type") == "log", np.array(y_axis["range"])
     shown = np.clip(values, *(10.0**ends if log else ends))
-    axes = [*found, Parameter(metric, "numeric", tuple(shown), log=log)]
+    axes = [*varying, Parameter(metric, "numeric", tuple(shown), log=log)]
     heights = np.column_stack([_heights(axis) for axis in axes])
     texts = style.hover_texts(analysis)
     made = style.figure(
-        "Parallel coordinates", style.joined(counted(len(known), "trial"), "orange: the best", outside)
+        "Parallel coordinates", style.joined(counted(len(finite), "trial"), "orange: the best", outside)
     )
     groups = style.by_rank([trial for trial in analysis.ranked if np.isfinite(values[trial])], reach=100)
     if analysis.best_number is not None:
@@ -128,10 +128,10 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
                 showarrow=False,
                 **look,
             )
-    names = [style.label(axis.name, 18) for axis in axes]
+    names = [style.end_of(axis.name, 18) for axis in axes]
     x_axis = {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "ticks": ""}
     return made.update_layout(
-        xaxis=x_axis | {"range": [-0.15, len(found) + 0.45]},
+        xaxis=x_axis | {"range": [-0.5, len(varying) + 0.5]},
         yaxis={"visible": False, "range": [-0.04, 1.04]},
         legend_traceorder="reversed",
     )
@@ -170,7 +170,7 @@ def importance(analysis: Analysis) -> Figure:
     deviation over folds and repeats. The 20 largest are drawn. If fewer than 10 trials have a value, or
     nothing varies, the figure has a text instead.
     """
-    parameters = varying_parameters(analysis)
+    parameters = analysis.varying_parameters
     rows = int(np.isfinite(analysis.values).sum())
     if rows < _MIN_TRIALS or not parameters:
         few = (
@@ -180,7 +180,7 @@ def importance(analysis: Analysis) -> Figure:
         return style.figure("Importance", height=200, empty=few)
     drops, r2, trials = permuted(analysis)
     order = np.argsort(-drops.mean(axis=1), kind="stable")[:_BARS]
-    names = [style.label(parameters[place].name, 24) for place in order]
+    names = [style.end_of(parameters[place].name, 24) for place in order]
     trust = ", too low to trust these bars" if r2 < 0.2 else ""
     note = f"{_METHOD} · {counted(trials, 'trial')} · R² of the model on held-out trials: {r2:.2f}{trust}"
     made = style.figure("Importance", note, height=150 + 30 * len(names))
@@ -205,7 +205,7 @@ def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
     from sklearn.metrics import r2_score
     from sklearn.model_selection import KFold
 
-    features = np.column_stack([one.positions for one in varying_parameters(analysis)])
+    features = np.column_stack([one.positions for one in analysis.varying_parameters])
     # A trial that lacks a parameter gets a value below all others.
     lowest = np.min(features, axis=0, where=np.isfinite(features), initial=np.inf) - 1.0
     features = np.where(np.isfinite(features), features, lowest)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from horovod_tune.analysis.open_experiment import Analysis
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.printable import counted
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import config_changes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
     metric, mode = analysis.require_metric()
-    reports = analysis.reports[analysis.reports["known"]]
+    reports = analysis.reports[analysis.reports["has_value"]]
     if reports.empty:
         return style.figure("Learning curves", empty=f"no trial has reported {metric}")
     begun, xs = reports["attempt"], reports["iteration"]
@@ -142,7 +142,7 @@ def best_so_far(
         raise ValueError(f"experiments to compare must have the same metric and mode, got {sorted(compared)}")
     metric, mode = compared.pop()
     drawn = {name: [best_steps(one, against) for one in group] for name, group in groups.items()}
-    steps = {name: known for name, group in drawn.items() if (known := [s for s in group if len(s[0])])}
+    steps = {name: started for name, group in drawn.items() if (started := [s for s in group if len(s[0])])}
     if not steps:
         return style.figure("Best so far", empty=f"no trial has reported a finite {metric}")
     end = max(float(x[-1]) for group in steps.values() for x, _ in group)

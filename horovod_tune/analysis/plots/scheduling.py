@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from horovod_tune.analysis.open_experiment import Analysis
 from horovod_tune.analysis.plots import style
-from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def timeline_bars(analysis: Analysis) -> tuple[pd.DataFrame, list[str], str]:
     table = pd.DataFrame(bars, columns=["trial", "row", *times])
     table["row"] = table["row"].map({place: row for row, place in enumerate(places)})
     names = [f"{host} {slot}" if host else str(slot + 1) for host, slot in places]
-    known = any(ranks_of(trial) for trial in analysis.trials)
-    unit = "hosts' slots" if any(ends) and "" not in ends else "ranks" if known else "trials at once"
+    has_ranks = any(ranks_of(trial) for trial in analysis.trials)
+    unit = "hosts' slots" if any(ends) and "" not in ends else "ranks" if has_ranks else "trials at once"
     return table, names, unit
 
 
@@ -110,27 +110,27 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
     `metrics` maps two metrics to "min" or "max"; the first is the horizontal axis. The stepped line is the
     border of what the front dominates. Raises `ValueError` as `Analysis.pareto_front` does.
     """
-    found = analysis.pareto_front(metrics)
-    if len(found.metrics) != 2:
-        names = ", ".join(found.metrics)
-        raise ValueError(f"metrics must name exactly two metrics, got {len(found.metrics)}: {names}")
-    (x, x_mode), (y, y_mode) = found.metrics.items()
+    front = analysis.pareto_front(metrics)
+    if len(front.metrics) != 2:
+        names = ", ".join(front.metrics)
+        raise ValueError(f"metrics must name exactly two metrics, got {len(front.metrics)}: {names}")
+    (x, x_mode), (y, y_mode) = front.metrics.items()
     title = f"{style.label(x)} against {style.label(y)}"
-    finite = np.isfinite(found.points).all(axis=1)
+    finite = np.isfinite(front.points).all(axis=1)
     if not finite.any():
         return style.figure(title, empty=f"no trial has reported a finite {x} and {y}")
-    rest = np.flatnonzero(finite & ~found.on_front)
-    made = style.figure(title, f"{len(found.members)} of {int(finite.sum()):,} results are not dominated")
+    rest = np.flatnonzero(finite & ~front.on_front)
+    made = style.figure(title, f"{len(front.members)} of {int(finite.sum()):,} results are not dominated")
     # The front starts at the best x; up to the next member's x, a member's y is the best.
     dots = {"mode": "markers", "marker": {"color": style.QUIET, "size": 5, "opacity": 0.6}}
     steps = {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8}
-    for name, chosen, look in (("other results", rest, dots), ("front", found.members, steps)):
-        texts = style.trial_names(analysis)[[found.places[point][0] for point in chosen]]
+    for name, chosen, look in (("other results", rest, dots), ("front", front.members, steps)):
+        texts = style.trial_names(analysis)[[front.places[point][0] for point in chosen]]
         template = "%{text}<br>%{x}, %{y}<extra></extra>"
-        x_values, y_values = found.points[chosen].T
+        x_values, y_values = front.points[chosen].T
         made.add_scatter(x=x_values, y=y_values, text=texts, name=name, hovertemplate=template, **look)
     for axis, number in (("xaxis", 0), ("yaxis", 1)):
-        made.update_layout({axis: style.value_format(found.points[finite][:, number])})
+        made.update_layout({axis: style.value_format(front.points[finite][:, number])})
     return made.update_layout(
         xaxis_title_text=f"{style.label(x)} ({style.direction(x_mode)})",
         yaxis_title_text=f"{style.label(y)} ({style.direction(y_mode)})",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.printable import digits_for
-from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
+from horovod_tune.analysis.open_experiment import Analysis
+from horovod_tune.analysis.printable import digits_for, text_of
+from horovod_tune.analysis.varying_parameters import Parameter
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -93,6 +93,11 @@ def as_text(words: object) -> str:
 def label(words: str, longest: int = 32) -> str:
     """Return a name as the label of an axis, truncated if it is long."""
     return as_text(words if len(words) <= longest else words[: longest - 1] + "…")
+
+
+def end_of(name: str, longest: int) -> str:
+    """Return a name as a label; of a long one its end, since nested names often begin alike."""
+    return as_text(name if len(name) <= longest else f"…{name[1 - longest :]}")
 
 
 def joined(*parts: str) -> str:
@@ -188,7 +193,7 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
     if len(analysis.trials) > _HOVER_TRIALS:
         return trial_names(analysis)
     lines = [[f"{as_text(trial.trial_id)}, {as_text(trial.shown_status)}" for trial in analysis.trials]]
-    for one in varying_parameters(analysis)[:_HOVER_PARAMETERS]:
+    for one in analysis.varying_parameters[:_HOVER_PARAMETERS]:
         name = f"<br>{label(one.name)} = "  # a trial that lacks it has no such line
         lines.append([name + label(text_of(v), 60) if v is not None else "" for v in one.values])
     return np.array(["".join(texts) for texts in zip(*lines, strict=True)])

@@ -68,16 +68,16 @@ class Folder:
 
     def entries(self) -> list[Entry]:
         """Return the entries directly in the folder and in its staged copy; empty if there is neither."""
-        found = self.staged.entries() if self.staged is not None else []
+        listed = self.staged.entries() if self.staged is not None else []
         local = _on_this_machine(self.filesystem, self.path)
         if local is not None:
-            found += self._local_entries(local)
+            listed += self._local_entries(local)
         else:
             selector = pafs.FileSelector(self.path, recursive=False, allow_not_found=True)
             for info in self.filesystem.get_file_info(selector):
                 modified = info.mtime.timestamp() if info.mtime is not None else None
-                found.append(Entry(info.base_name, info.type == pafs.FileType.Directory, modified))
-        return sorted(found, key=lambda entry: entry.name)
+                listed.append(Entry(info.base_name, info.type == pafs.FileType.Directory, modified))
+        return sorted(listed, key=lambda entry: entry.name)
 
     def _local_entries(self, local: str) -> Iterator[Entry]:
         # Within an experiment, a folder that may not be listed (`lost+found`) counts as empty.
@@ -186,10 +186,10 @@ def driver_folders(experiment: str) -> list[Folder]:
     Tune copies from there to the experiment's own folder every few minutes and at the end.
     """
     roots = [os.environ.get("RAY_TMPDIR"), os.environ.get("RAY_TEMP_DIR"), "/tmp/ray"]
-    found: dict[str, float] = {}
+    modified: dict[str, float] = {}
     for base in (base for root in roots if root for base in (Path(root), Path(root) / "ray")):
         for path in base.glob("session_2*/artifacts/*/*/driver_artifacts"):
             if path.parent.name == experiment and os.access(path, os.R_OK | os.X_OK):
-                found[path.resolve().as_posix()] = path.stat().st_mtime
-    newest_first = sorted(found, key=lambda path: -found[path])
+                modified[path.resolve().as_posix()] = path.stat().st_mtime
+    newest_first = sorted(modified, key=lambda path: -modified[path])
     return [Folder(pafs.LocalFileSystem(), path, path) for path in newest_first]

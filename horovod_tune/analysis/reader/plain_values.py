@@ -58,7 +58,7 @@ def plain(value: Any, tell: Callable[[str], object] = lambda what: None, depth: 
             if value.isascii() or not _SURROGATE.search(value):
                 return value
             tell("text that is not Unicode")
-            return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+            return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
         case int():
             if value.bit_length() < 1000:
                 return value

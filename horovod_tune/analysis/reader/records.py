@@ -70,9 +70,8 @@ class TrialRecord:
         # Tune marks the last report of a trial that it ends, and afterwards the result of one that returned.
         ends = [(value_of(last, name), value_of(self.stop, name)) for name in self.stop]
         reached = any(value >= end for value, end in ends if value is not None and end is not None)
-        if last.get("done") is True:
-            return "terminated" if reached else "stopped"
-        return "terminated" if (self.last_result or {}).get("done") is True else "stopped"
+        has_returned = last.get("done") is not True and (self.last_result or {}).get("done") is True
+        return "terminated" if reached or has_returned else "stopped"
 
     @property
     def reports(self) -> tuple[dict[str, Any], ...]:
@@ -116,6 +115,18 @@ class ExperimentRecord:
     constants: dict[str, Any] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runs_note(self) -> str:
+        """Which of a folder's searches this is, and how to choose another; empty if there is only one."""
+        if len(self.runs) < 2:
+            return ""
+        others = ", ".join(name for name in self.runs if name != self.run)
+        which = "the newest" if self.run == self.runs[-1] else "one"
+        return (
+            f"{len(self.runs)} searches wrote into this folder; this is {which} of them, {self.run}. "
+            f'Choose another with analyze(…, run="…") or --run: {others}'
+        )
 
     def __repr__(self) -> str:
         return f"<record of {self.name!r}: {len(self.trials)} trials, {len(self.problems)} problems>"

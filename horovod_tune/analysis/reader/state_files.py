@@ -145,8 +145,8 @@ def choose(runs: Sequence[Run], name: str | None = None, trial_ids: Collection[s
         for run in runs:
             if name in run.stamps:
                 return run
-        known = ", ".join(str(run.name) for run in runs) or "none"
-        raise ValueError(f"there is no run {name!r} in this experiment; its runs: {known}")
+        names = ", ".join(str(run.name) for run in runs) or "none"
+        raise ValueError(f"there is no run {name!r} in this experiment; its runs: {names}")
     if trial_ids is not None:
         runs = [run for run in runs if not run.trial_ids.isdisjoint(trial_ids)]
         return max(runs, key=lambda run: len(run.trial_ids.intersection(trial_ids)), default=Run())

@@ -50,8 +50,8 @@ def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Pr
     if trial.status == "UNKNOWN" or OBJECT in str(config):  # params.json has objects as text
         params = read("params.json")
         try:
-            found = read_object(params or b"{}", lambda what: tell(f"params.json: {what} is left out"))
-            config = found or config
+            written = read_object(params or b"{}", lambda what: tell(f"params.json: {what} is left out"))
+            config = written or config
         except ValueError as reason:
             tell(f"params.json is {reason}")
         if not params and not (rows and mapping(rows[-1].get("config"))):
@@ -165,12 +165,12 @@ def _mark_of_the_end(trial: TrialRecord, last: dict[str, Any]) -> dict[str, Any]
 
 def _failed_at(trial: TrialRecord, last: dict[str, Any]) -> float | None:
     """Return the Unix time of a failed trial's end, from its error file and the clock of its last report."""
-    found = _FAILED_AT.findall(trial.error or "") if trial.status == "ERROR" else []
+    failures = _FAILED_AT.findall(trial.error or "") if trial.status == "ERROR" else []
     reported = seconds(last.get("timestamp"))
     try:
         # Both are in the local time of the search's machines, which a reader elsewhere does not know.
-        failed, known = (datetime.strptime(text, _DATE) for text in (found[-1], str(last.get("date"))))
+        failed, dated = (datetime.strptime(text, _DATE) for text in (failures[-1], str(last.get("date"))))
     except (IndexError, ValueError):
         return None
-    after_s = (failed - known).total_seconds()
+    after_s = (failed - dated).total_seconds()
     return reported + after_s if reported is not None and 0 < after_s < _LONGEST_STEP_S else None

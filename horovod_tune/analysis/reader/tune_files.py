@@ -55,36 +55,17 @@ def read_experiment(
         raise ValueError(_no_experiment(folder, entries, problems))
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda trial: with_files(folder, trial), trials))
-    kept: list[TrialRecord] = []
-    began = min(chosen.sessions, default=-math.inf)
-    theirs = {trial_id for other in others for trial_id in other.trial_ids}
-    places: dict[str, int] = {}
-    for trial, found in read:
-        stray = trial.number < 0
-        if trial.trial_id in theirs or (trial_ids is not None and trial.trial_id not in trial_ids):
-            continue
-        if stray and trial_ids is None and (trial.end_time or math.inf) < began - 1.0:
-            problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
-            continue
-        if (place := places.setdefault(trial.trial_id, len(kept))) < len(kept):
-            twin = kept[place]
-            use = "left out" if twin.rows else "used"
-            problems.append(Problem(trial.name, f"a second folder of trial {trial.trial_id}; it is {use}"))
-            if not twin.rows:
-                kept[place] = replace(twin, rows=trial.rows, directory=trial.directory, error=trial.error)
-            continue
-        kept.append(replace(trial, number=len(kept)) if stray else trial)
-        problems += found
+    kept = _of_search(read, chosen, others, trial_ids, problems)
     ids = {trial.trial_id for trial in kept}
     for missing in sorted(set(trial_ids or ()) - ids):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
     stamps = chosen.stamps if others else [""]
-    known = metadata_of(folder, {entry.name for entry in entries}, stamps, ids, problems)
+    facts = metadata_of(folder, {entry.name for entry in entries}, stamps, ids, problems)
     # Tune's state has a metric but no mode; a recorded mode counts only for its own metric.
-    metric = state.metric or known.get("metric")
-    if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
-        known["mode"] = None
-    resources, ends = known.pop("resources", ()), known.pop("ends", {})
+    metric = state.metric or facts.get("metric")
+    if facts.get("mode") not in ("min", "max") or facts.get("metric") not in (metric, None):
+        facts["mode"] = None
+    resources, ends = facts.pop("resources", ()), facts.pop("ends", {})
     if resources or ends:
         stops = [None if trial.stop is None else trial.stop | ends for trial in kept]
         kept = [replace(t, resources=resources, stop=stop) for t, stop in zip(kept, stops, strict=True)]
@@ -102,8 +83,39 @@ def read_experiment(
         start_time=min(filter(None, (*chosen.sessions, *(trial.start_time for trial in kept))), default=None),
         sessions=chosen.sessions,
         last_write=max(filter(None, (*modified, *(trial.end_time for trial in kept))), default=None),
-        **(known | {"metric": metric}),
+        **(facts | {"metric": metric}),
     )
+
+
+def _of_search(
+    read: Iterable[tuple[TrialRecord, list[Problem]]],
+    chosen: Run,
+    others: Iterable[Run],
+    trial_ids: Collection[str] | None,
+    problems: list[Problem],
+) -> list[TrialRecord]:
+    """Return the trials of the chosen search, each once, and add their problems to `problems`."""
+    kept: list[TrialRecord] = []
+    began = min(chosen.sessions, default=-math.inf)
+    theirs = {trial_id for other in others for trial_id in other.trial_ids}
+    places: dict[str, int] = {}
+    for trial, its_problems in read:
+        stray = trial.number < 0
+        if trial.trial_id in theirs or (trial_ids is not None and trial.trial_id not in trial_ids):
+            continue
+        if stray and trial_ids is None and (trial.end_time or math.inf) < began - 1.0:
+            problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
+            continue
+        if (place := places.setdefault(trial.trial_id, len(kept))) < len(kept):
+            twin = kept[place]
+            use = "left out" if twin.rows else "used"
+            problems.append(Problem(trial.name, f"a second folder of trial {trial.trial_id}; it is {use}"))
+            if not twin.rows:
+                kept[place] = replace(twin, rows=trial.rows, directory=trial.directory, error=trial.error)
+            continue
+        kept.append(replace(trial, number=len(kept)) if stray else trial)
+        problems += its_problems
+    return kept
 
 
 def _together(problems: Iterable[Problem]) -> list[Problem]:
@@ -111,27 +123,27 @@ def _together(problems: Iterable[Problem]) -> list[Problem]:
     groups: dict[str, list[Problem]] = {}
     for problem in dict.fromkeys(problems):
         groups.setdefault(problem.what, []).append(problem)
-    found: list[Problem] = []
+    merged: list[Problem] = []
     for what, group in groups.items():
         if len(group) < _EQUAL:
-            found += group
+            merged += group
             continue
         names = ", ".join(problem.where for problem in group[:3])
-        found.append(Problem(f"{len(group)} trials", f"{what} ({names} and {len(group) - 3} more)"))
-    return found
+        merged.append(Problem(f"{len(group)} trials", f"{what} ({names} and {len(group) - 3} more)"))
+    return merged
 
 
 def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[Run]:
     """Return the readable state files; each driver that wrote into the folder has its own."""
-    found = []
+    states = []
     for entry in entries:
         if is_state(entry.name):
             try:
                 data = folder.read(entry.name) or b""
-                found.append(parse_state(data, entry.name, folder))
+                states.append(parse_state(data, entry.name, folder))
             except (ValueError, OSError) as error:
                 problems.append(Problem(entry.name, str(error)))
-    return found
+    return states
 
 
 def _with_staged(folder: Folder, name: str, state: Run) -> tuple[Folder, Run]:
@@ -158,14 +170,14 @@ def _trials_without_state(
     folder: Folder, entries: Iterable[Entry], taken: Collection[str]
 ) -> list[TrialRecord]:
     """Return the trials that no state file names, as theirs was lost or is older; their `number` is -1."""
-    found: list[TrialRecord] = []
+    strays: list[TrialRecord] = []
     for name in sorted({entry.name for entry in entries if entry.is_dir}.difference(taken)):
         place = folder.below(name)
         files = {entry.name for entry in place.entries()}
         if not files.isdisjoint(_TRIAL_FILES):
             error = "" if "error.txt" in files else None
-            found.append(TrialRecord(name, -1, name, {}, "UNKNOWN", place.shown, error=error))
-    return found
+            strays.append(TrialRecord(name, -1, name, {}, "UNKNOWN", place.shown, error=error))
+    return strays
 
 
 def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[Problem]) -> str:

@@ -104,31 +104,31 @@ class PosteriorDraws:
         seed: int,
         expected: int = 0,
     ) -> None:
-        known, features, results = model.condition(), model.features, model.targets
+        posterior, features, results = model.condition(), model.features, model.targets
         noise = np.full(len(features) + expected, model.covariance.noise)
         if expected:
-            results = np.concatenate([results, known.predict(pending[:expected])[0][:, 0]])
+            results = np.concatenate([results, posterior.predict(pending[:expected])[0][:, 0]])
             features, pending = np.concatenate([features, pending[:expected]]), pending[expected:]
-            known = Conditioned(features, results[:, None], noise, model.covariance, known.mean)
+            posterior = Conditioned(features, results[:, None], noise, model.covariance, posterior.mean)
         points = np.concatenate([features, pending])
         targets = results[:, None]
         if len(points) > _MOST_DRAWN:
-            targets = np.concatenate([targets, known.predict(pending)[0]])
+            targets = np.concatenate([targets, posterior.predict(pending)[0]])
         elif not model.timed:
-            targets = _draws(known, points, seed)
+            targets = _draws(posterior, points, seed)
             noise = np.full(len(features), 1e-6)
         elif len(pending):
-            drawn = _draws(known, pending, seed)
+            drawn = _draws(posterior, pending, seed)
             targets = np.concatenate([np.tile(targets, drawn.shape[1]), drawn])
         noise = np.concatenate([noise, np.full(len(pending), noise.min())])
-        self.process = Conditioned(points, targets, noise, model.covariance, mean=known.mean)
+        self.process = Conditioned(points, targets, noise, model.covariance, mean=posterior.mean)
         #: The metric without noise at the results and at the points in flight, shape (points, draws).
         self.values = targets if not model.timed and targets.shape[1] > 1 else self.process.predict(points)[0]
 
 
-def _draws(known: Conditioned, points: FloatArray, seed: int) -> FloatArray:
+def _draws(posterior: Conditioned, points: FloatArray, seed: int) -> FloatArray:
     """Return joint quasi-random draws at `points`, without noise, shape (points, draws)."""
-    mean, covariance = known.predict_joint(points)
+    mean, covariance = posterior.predict_joint(points)
     values, vectors = np.linalg.eigh(covariance)
     kept = values > 1e-10 * max(float(values[-1]), 1e-12)
     root = vectors[:, kept] * np.sqrt(values[kept])

@@ -145,8 +145,8 @@ def fit(
 ) -> tuple[FloatArray, float]:
     """Return the best MAP estimate reached from `starts`, and its log posterior density up to a constant."""
     settings = {"jac": True, "method": "L-BFGS-B", "bounds": objective.bounds}
-    found = [minimize(objective, start, **settings, options={"maxiter": iterations}) for start in starts]
-    best = min(found, key=lambda result: result.fun)
+    runs = [minimize(objective, start, **settings, options={"maxiter": iterations}) for start in starts]
+    best = min(runs, key=lambda result: result.fun)
     return best.x, -float(best.fun)
 
 
@@ -160,12 +160,12 @@ def draws(
     likelihood: MarginalLikelihood, start: FloatArray, number: int, generator: np.random.Generator
 ) -> list[FloatArray]:
     """Return draws of `theta` by elliptical slice sampling from `start` (Murray, Adams & MacKay, 2010)."""
-    found, theta, height = [], start, likelihood.log_likelihood(start)
+    drawn, theta, height = [], start, likelihood.log_likelihood(start)
     for _ in range(number):
         for _ in range(_STEPS):
             theta, height = _step(likelihood, theta, height, generator)
-        found.append(theta)
-    return found
+        drawn.append(theta)
+    return drawn
 
 
 def _step(
@@ -178,10 +178,10 @@ def _step(
     angle = generator.uniform(0.0, 2.0 * math.pi)
     low, high = angle - 2.0 * math.pi, angle
     for _ in range(_TRIES):
-        there = means + (theta - means) * math.cos(angle) + across * math.sin(angle)
-        reached = likelihood.log_likelihood(there)
+        proposed = means + (theta - means) * math.cos(angle) + across * math.sin(angle)
+        reached = likelihood.log_likelihood(proposed)
         if reached > least:
-            return there, reached
+            return proposed, reached
         low, high = (angle, high) if angle < 0 else (low, angle)
         angle = generator.uniform(low, high)
     return theta, height

@@ -156,13 +156,13 @@ class FittedModel:
         self._groups, self._options, self.timed, self._task = groups, options, timed, task
         self._powers = powers if powers is not None and np.any(powers) else None
         softnesses = options.softnesses if options.fixed_noise is None else ()
-        found = list(scales(targets[self.kept], options.linear_depth, softnesses))
+        candidates = list(scales(targets[self.kept], options.linear_depth, softnesses))
         # Each scale keeps the order, so these are the same points on all scales.
-        self._few = thin(found[0].targets, _FIT_POINTS)
+        self._few = thin(candidates[0].targets, _FIT_POINTS)
         self._task_means = None if task is None else task(self.features)[self._few]
         #: Where a later fit starts.
-        self.state = self._fit(found, earlier)
-        chosen = found[self.state.scale]
+        self.state = self._fit(candidates, earlier)
+        chosen = candidates[self.state.scale]
         likelihood = self._likelihood(chosen.targets, self.state.linear)
         self.covariance = self._covariance_of(likelihood.hyperparameters(np.asarray(self.state.theta)))
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
@@ -188,10 +188,10 @@ class FittedModel:
             data.update(self._task_means.tobytes())
         return data.hexdigest()
 
-    def _fit(self, found: list[Scale], earlier: FitState | None) -> FitState:
+    def _fit(self, candidates: list[Scale], earlier: FitState | None) -> FitState:
         """Return the fit on the most probable scale."""
-        rows, digest, warm = len(self.features), self._digest(found[0].targets), None
-        if earlier is not None and earlier.scale < len(found):
+        rows, digest, warm = len(self.features), self._digest(candidates[0].targets), None
+        if earlier is not None and earlier.scale < len(candidates):
             theta = np.asarray(earlier.theta)
             if earlier.data == digest:
                 return earlier
@@ -199,14 +199,14 @@ class FittedModel:
             if always_fresh < rows < _FRESH_GROWTH * earlier.fresh_at and len(theta) == self._groups[-1] + 3:
                 warm = theta
         is_linear = earlier is not None and warm is not None and earlier.linear
-        likelihoods = [self._likelihood(scale.targets, is_linear) for scale in found]
+        likelihoods = [self._likelihood(scale.targets, is_linear) for scale in candidates]
         starts = [warm] if warm is not None else likelihoods[0].starts()
         # One start is enough to compare scales; the others are for the scale that is used.
         steps = _FRESH_STEPS if rows <= _ALWAYS_FRESH else _FRESH_STEPS_MANY
         fits = [fit(each, starts[:1], steps if warm is None else _WARM_STEPS) for each in likelihoods]
         posteriors = [
             height + scale.log_slopes[self._few].sum() + scale.log_prior
-            for (_, height), scale in zip(fits, found, strict=True)
+            for (_, height), scale in zip(fits, candidates, strict=True)
         ]
         best = int(np.argmax(posteriors))
         theta, height = fits[best]
@@ -219,7 +219,7 @@ class FittedModel:
                 others = fit(likelihoods[best], starts[1:number], steps)
                 theta, height = max(fits[best], others, key=lambda each: each[1])
             if self._powers is not None:
-                on_linear = fit(self._likelihood(found[best].targets, True), starts[:number], steps)
+                on_linear = fit(self._likelihood(candidates[best].targets, True), starts[:number], steps)
                 is_linear = on_linear[1] > height + _LINEAR_LEAD
                 theta = on_linear[0] if is_linear else theta
         return FitState([float(t) for t in theta], best, fresh_at, digest, is_linear)
@@ -230,14 +230,14 @@ class FittedModel:
 
     def drawn(self, number: int, seed: int) -> list[FittedModel]:
         """Return this model and others with hyperparameters drawn from their posterior, `number` in all."""
-        found = [self]
+        models = [self]
         if number > 1:
             likelihood = self._likelihood(self.targets, self.state.linear)
             generator = np.random.default_rng(seed)
             for drawn in draws(likelihood, np.asarray(self.state.theta), number - 1, generator):
-                found.append(copy.copy(self))
-                found[-1].covariance = self._covariance_of(likelihood.hyperparameters(drawn))
-        return found
+                models.append(copy.copy(self))
+                models[-1].covariance = self._covariance_of(likelihood.hyperparameters(drawn))
+        return models
 
     def condition(self) -> Conditioned:
         """Return the process given only the results, its targets standardised."""

@@ -56,8 +56,8 @@ class HypervolumeGain:
         seen = mean[:, allowed]
         expected = np.stack([one.process.predict(pool)[0].mean(axis=1) for one in drawn])
         expected = expected[:, feasibility(pool) > np.log(0.5)]
-        known = np.concatenate([seen, expected], axis=1).T
-        front = known[non_dominated(known, ["max"] * count)].T
+        outcomes = np.concatenate([seen, expected], axis=1).T
+        front = outcomes[non_dominated(outcomes, ["max"] * count)].T
         best, worst = front.max(axis=1), front.min(axis=1)
         span = np.where(best > worst, best - worst, np.maximum(mean.std(axis=1), 1e-6))
         self._reference = (worst - _BELOW * span)[:, None, None, None]

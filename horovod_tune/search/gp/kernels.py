@@ -122,19 +122,19 @@ class MaternCovariance:
         """Return the covariance, shape (left points, right points)."""
         if self._latest is None or self._latest[0] is not right:
             self._latest = (right, *self._prepared(right))
-        _, scaled, there = self._latest
-        own, here = (scaled, there) if left is right else self._prepared(left)
-        found = matern52(squared_distances(own, scaled))
-        found *= self.signal
+        _, scaled, right_task = self._latest
+        own, left_task = (scaled, right_task) if left is right else self._prepared(left)
+        covariance = matern52(squared_distances(own, scaled))
+        covariance *= self.signal
         if self._timed:
             # Reports come at few different times, and all queries at one.
             times, which = np.unique(left[:, -1], return_inverse=True)
-            found += trend(times, right[:, -1])[which]
-        if here is not None and there is not None:
-            found += np.outer(here, there)
-        return found
+            covariance += trend(times, right[:, -1])[which]
+        if left_task is not None and right_task is not None:
+            covariance += np.outer(left_task, right_task)
+        return covariance
 
     def variance(self, queries: FloatArray) -> FloatArray:
         """Return the prior variance, shape (queries,)."""
-        found = np.full(len(queries), self.signal + (_TREND_VARIANCE if self._timed else 0.0))
-        return found if self._task is None else found + np.square(self._task(queries))
+        variances = np.full(len(queries), self.signal + (_TREND_VARIANCE if self._timed else 0.0))
+        return variances if self._task is None else variances + np.square(self._task(queries))

@@ -253,7 +253,7 @@ def _domains(spec: Any, path: Path) -> list[tuple[Path, Domain]]:
             f"tune.grid_search at '{path_name((*path, *below))}' cannot be searched by a model: use "
             "tune.choice([...]) there, or leave search_alg out to run the whole grid"
         )
-    return [(found if isinstance(spec, dict) else found[1:], domain) for found, domain in domains]
+    return [(place if isinstance(spec, dict) else place[1:], domain) for place, domain in domains]
 
 
 def option_of(choice: Node, value: Any) -> int:
@@ -262,9 +262,9 @@ def option_of(choice: Node, value: Any) -> int:
     A value without some of an option's parameters belongs to it if there is only one such option.
     """
     for partly in (False, True):
-        found = [n for n, option in enumerate(choice.options or ()) if _belongs(value, option, partly)]
-        if len(found) == 1 or (found and not partly):
-            return found[0]
+        options = [n for n, option in enumerate(choice.options or ()) if _belongs(value, option, partly)]
+        if len(options) == 1 or (options and not partly):
+            return options[0]
     raise SpaceError(
         f"'{path_name(choice.path)}' must be one of {readable(choice.options or ())}, got {value!r}"
     )

@@ -159,7 +159,7 @@ class SearchSpace:
         """Return the canonical coordinates of the values at `point`: equal configurations have equal ones."""
         own = [p.to_coordinate(p.to_value(c)) for p, c in zip(self.columns, point, strict=True)]
         active = self.active(np.asarray([own]))[0]
-        return tuple(c if there else 0.0 for c, there in zip(own, active, strict=True))
+        return tuple(c if is_active else 0.0 for c, is_active in zip(own, active, strict=True))
 
     def config(self, point: Point, seed: int, given: Mapping[Path, Any] | None = None) -> dict[str, Any]:
         """Return the configuration at `point`, the sampled parts drawn with `seed` unless `given`."""

@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 from made_experiments import changed, edit_state, made_experiment, read
 
-from horovod_tune.analysis import analyze
+from horovod_tune.analysis import Analysis, analyze
 from horovod_tune.analysis.reader import folders
 from horovod_tune.analysis.reader.folders import open_folder
-from horovod_tune.analysis.report.run_summary import wall_text
-from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.varying_parameters import varying_parameters
+from horovod_tune.analysis.run_summary import wall_text
 
 
 def state_file(home: Path) -> Path:
@@ -212,10 +210,10 @@ def configured(*configs: dict) -> Analysis:
 
 
 def test_a_list_is_one_option():
-    found = varying_parameters(configured({"sizes": [64, 64]}, {"sizes": [128]}, {"sizes": [64, 64]}))
+    found = configured({"sizes": [64, 64]}, {"sizes": [128]}, {"sizes": [64, 64]}).varying_parameters
     assert [(one.name, one.categories) for one in found] == [("sizes", ("[128]", "[64, 64]"))]
 
 
 def test_the_address_of_an_object_is_no_option():
     text = "<__main__.Net object at 0x7f0c4c0b3d{:02x}>"
-    assert varying_parameters(configured(*({"net": text.format(n)} for n in range(3)))) == []
+    assert configured(*({"net": text.format(n)} for n in range(3))).varying_parameters == []

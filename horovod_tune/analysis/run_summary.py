@@ -5,35 +5,33 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from typing import Any
 
-from horovod_tune.analysis.printable import counted
+from horovod_tune.analysis.printable import counted, duration, moment, text_of
 from horovod_tune.analysis.reader.plain_values import mapping
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.results import Results
 from horovod_tune.analysis.trial_details import hosts_of, ranks_of
-from horovod_tune.analysis.varying_parameters import text_of
 
 NOT_KNOWN = "not recorded"
 
 
-def usage(analysis: Analysis) -> tuple[float, float, int]:
+def usage(analysis: Results) -> tuple[float, float, int]:
     """Return the CPU and GPU seconds that trials reserved, and the number of trials for which they are known.
 
     A trial's resources count for its start-up and its training.
     """
     held = (analysis.spans["end"] - analysis.spans["begin"]).groupby(analysis.spans["trial"]).sum()
-    known = [(seconds, analysis.trials[number]) for number, seconds in held.items()]
-    known = [(seconds, trial) for seconds, trial in known if trial.resources and trial.end_time is not None]
+    timed = [(seconds, analysis.trials[number]) for number, seconds in held.items()]
+    timed = [(seconds, trial) for seconds, trial in timed if trial.resources and trial.end_time is not None]
     cpu, gpu = (
-        sum(seconds * bundle.get(kind, 0.0) for seconds, trial in known for bundle in trial.resources)
+        sum(seconds * bundle.get(kind, 0.0) for seconds, trial in timed for bundle in trial.resources)
         for kind in ("CPU", "GPU")
     )
-    return cpu, gpu, len(known)
+    return cpu, gpu, len(timed)
 
 
-def wall_text(analysis: Analysis) -> str | None:
+def wall_text(analysis: Results) -> str | None:
     """Return the time from start to last activity, without the gaps between sessions; None if unknown."""
     begin, sessions = analysis.record.start_time, len(analysis.record.sessions)
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
@@ -44,13 +42,13 @@ def wall_text(analysis: Analysis) -> str | None:
     return duration(last - begin - gaps) + (f" in {sessions} sessions" if sessions > 1 else "")
 
 
-def statuses(analysis: Analysis) -> str:
+def statuses(analysis: Results) -> str:
     """Return how many trials have each status, most common first."""
     counts = Counter(trial.shown_status for trial in analysis.trials).most_common()
     return ", ".join(f"{count:,} {status}" for status, count in counts)
 
 
-def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
+def run_summary(analysis: Results) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe the run, including what was not recorded."""
     record, trials = analysis.record, analysis.trials
     budget = f" (budget: {duration(record.time_budget_s)})" if record.time_budget_s else ""
@@ -78,14 +76,14 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
     return [(name, text or NOT_KNOWN) for name, text in facts.items()]
 
 
-def state_text(analysis: Analysis) -> str:
+def state_text(analysis: Results) -> str:
     last = analysis.record.last_write
     if analysis.state == "finished" or last is None:
         return analysis.state
     return f"{analysis.state} (last written {duration(max(0.0, time.time() - last))} ago)"
 
 
-def comparison_text(analysis: Analysis) -> str:
+def comparison_text(analysis: Results) -> str:
     """Describe how trials are compared."""
     compared = "last value" if analysis.scope == "last" else "best value"
     word = "lower" if analysis.mode == "min" else "higher"
@@ -93,7 +91,7 @@ def comparison_text(analysis: Analysis) -> str:
     return f"{word} is better; trials{within} are compared by their {compared}"
 
 
-def trials_text(analysis: Analysis) -> str:
+def trials_text(analysis: Results) -> str:
     counts = statuses(analysis)
     asked = analysis.record.num_samples
     more = f" of {asked}" if asked and asked > len(analysis.trials) else ""
@@ -107,12 +105,12 @@ def _resources_text(trial: TrialRecord) -> str:
 
 def _tally(texts: Iterable[str]) -> str:
     """Return the most common of the trials' texts, each with its number of trials unless all are equal."""
-    found = Counter(filter(None, texts))
-    each = [(text, counted(number, "trial")) for text, number in found.most_common(8)]
-    return "; ".join(text if len(found) == 1 else f"{text} ({trials})" for text, trials in each)
+    counts = Counter(filter(None, texts))
+    common = [(text, counted(number, "trial")) for text, number in counts.most_common(8)]
+    return "; ".join(text if len(counts) == 1 else f"{text} ({trials})" for text, trials in common)
 
 
-def _machines_text(analysis: Analysis) -> str:
+def _machines_text(analysis: Results) -> str:
     names: Counter[str] = Counter()
     for trial in analysis.trials:
         names.update(filter(None, hosts_of(trial) or [str((trial.last_result or {}).get("hostname") or "")]))
@@ -120,35 +118,12 @@ def _machines_text(analysis: Analysis) -> str:
     return listed + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _usage_text(analysis: Analysis) -> str:
-    cpu, gpu, known = usage(analysis)
+def _usage_text(analysis: Results) -> str:
+    cpu, gpu, timed = usage(analysis)
     among = len(analysis.trials)
-    partly = "" if known == among else f" ({known} of {counted(among, 'trial')} counted)"
-    return f"CPU: {duration(cpu)}, {f'GPU: {duration(gpu)}' if gpu else 'no GPU'}{partly}" if known else ""
+    partly = "" if timed == among else f" ({timed} of {counted(among, 'trial')} counted)"
+    return f"CPU: {duration(cpu)}, {f'GPU: {duration(gpu)}' if gpu else 'no GPU'}{partly}" if timed else ""
 
 
 def _joined(pairs: Any) -> str:
     return ", ".join(f"{name} {text_of(value)}" for name, value in mapping(pairs).items())
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(3.21), duration(95), duration(3 * 3600 + 120), duration(200_000)
-    ('3.2 s', '1 min 35 s', '3 h 2 min', '2 d 7 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
-def moment(unix_s: float) -> str:
-    """
-    >>> moment(0)
-    '1970-01-01 00:00:00 UTC'
-    """
-    return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -38,6 +38,9 @@ class TpuTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"{self.memory!r} on tpu"
 
+    def tolist(self) -> Any:
+        return self.memory.tolist()  # torch has none for subclasses
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":

@@ -109,7 +109,8 @@ def DistributedTrainableCreator(
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(**arguments)
     require_installed(spec)
-    if spec.backend_name == "xla" and importlib.util.find_spec("torch_tpu") is not None:
+    is_rank = RANK_VARIABLE in os.environ  # which imports the script
+    if spec.backend_name == "xla" and not is_rank and importlib.util.find_spec("torch_tpu") is not None:
         print('use_tpu=True runs on torch_xla; with backend="torch", it runs on TorchTPU, its successor.')
     patch_tune()
     name = re.sub(r"\W", "_", function_name(func))

@@ -84,6 +84,8 @@ def _collective(name: str, args: Any) -> Any:
             work = backend.broadcast(*tensors, options)
         case "allgather_":
             work = backend.allgather(*tensors)
+        case "barrier":
+            return backend.barrier().boxed()
         case _:
             raise NotImplementedError(f"the stand-in has no {name}")
     return args[0], work.boxed()
@@ -99,5 +101,12 @@ def register() -> None:
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> TpuTensor:
         return TpuTensor(torch.empty_strided(size, stride, dtype=dtype))
 
+    def copy(source: Any, target: Any, non_blocking: bool = False) -> Any:
+        """Called where torch does not dispatch to Python, as in `torch.tensor(..., device="tpu")`."""
+        memories = [each.memory if isinstance(each, TpuTensor) else each for each in (source, target)]
+        memories[1].copy_(memories[0])
+        return target
+
+    _KERNELS.impl("_copy_from", copy, "PrivateUse1")
     _KERNELS.impl("empty.memory_format", empty, "PrivateUse1")
     _KERNELS.impl("empty_strided", empty_strided, "PrivateUse1")

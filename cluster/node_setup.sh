@@ -5,6 +5,7 @@
 #   bash node_setup.sh cpu     Horovod with Gloo
 #   bash node_setup.sh nccl    Horovod with Gloo and NCCL (needs an NVIDIA driver; brings CUDA's compiler)
 #   bash node_setup.sh tpu     no Horovod: torch_xla for TPU trials
+#   bash node_setup.sh torch_tpu   no Horovod: TorchTPU for TPU trials, with Python 3.11 where python3 is older
 #
 # On a node that has all this (from an image, or an earlier `ray up`) nothing is installed or downloaded.
 # The script adds up to two lines to ~/.bashrc, each at its top and at its end. The compiled wheel is cached in
@@ -13,6 +14,7 @@ set -euo pipefail
 
 SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env
 TORCH=2.13.0 TORCH_XLA=2.9.0                      # torch_xla requires the torch of the same version
+TORCH_TPU=0.2.0 PYTHON=python3 MINOR=10
 CUDA=13.0 DRIVER=580                              # what that torch is built for, and the oldest driver for it
 CPU_INDEX=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}   # torch without CUDA's gigabytes
 RAY=$(sed -n 's/^ray==//p' "$SRC/constraints.txt")
@@ -20,7 +22,8 @@ kind=${1:-cpu}
 case $kind in
   cpu|nccl) needs=horovod.torch ;;
   tpu) needs=torch_xla TORCH=$TORCH_XLA ;;
-  *) echo "node_setup.sh: the kind must be cpu, nccl or tpu, got '$kind'" >&2; exit 2 ;;
+  torch_tpu) needs=torch_tpu MINOR=11 ;;
+  *) echo "node_setup.sh: the kind must be cpu, nccl, tpu or torch_tpu, got '$kind'" >&2; exit 2 ;;
 esac
 
 complete() {  # does the Python $1 have all packages, in these versions?
@@ -48,11 +51,13 @@ if command -v python >/dev/null && complete python; then
   echo "horovod-tune: $(command -v python) has everything"; exit 0
 fi
 
-python3 -c 'import sys; assert sys.version_info >= (3, 10), sys.version' ||
-  { echo "node_setup.sh: needs Python 3.10 or newer as python3" >&2; exit 1; }
 missing=()
-python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
-if [ "$kind" != tpu ]; then
+if ! python3 -c "import sys; assert sys.version_info >= (3, $MINOR)" 2>/dev/null; then
+  [ "$kind" = torch_tpu ] || { echo "node_setup.sh: needs Python 3.$MINOR or newer as python3" >&2; exit 1; }
+  PYTHON=python3.$MINOR
+fi
+"$PYTHON" -c 'import ensurepip' 2>/dev/null || missing+=("$PYTHON-venv")
+if [ "$needs" = horovod.torch ]; then
   command -v g++ >/dev/null || missing+=(g++)
   command -v make >/dev/null || missing+=(make)
   python3 -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || missing+=(python3-dev)
@@ -61,7 +66,7 @@ if [ "${#missing[@]}" -gt 0 ]; then
   { sudo -n apt-get update -q && sudo -n apt-get install -y -q --no-install-recommends "${missing[@]}"; } ||
     { echo "node_setup.sh: this node lacks ${missing[*]} (Debian's names), and apt-get could not install them" >&2; exit 1; }
 fi
-[ -x "$ENV/bin/pip" ] || python3 -m venv --clear "$ENV"
+[ -x "$ENV/bin/pip" ] || "$PYTHON" -m venv --clear "$ENV"
 export PATH=$ENV/bin:$PATH
 login_line "export PATH=$ENV/bin:\$PATH"
 
@@ -78,7 +83,7 @@ if [ "$kind" = nccl ]; then
     sudo apt-get install -y -q --no-install-recommends "cuda-minimal-build-${CUDA/./-}"
   fi
   export HOROVOD_CUDA_HOME=/usr/local/cuda-$CUDA
-elif [ "$kind" = cpu ]; then
+elif [ "$kind" = cpu ] || [ "$kind" = torch_tpu ]; then
   pip install --index-url "$CPU_INDEX" "torch==$TORCH" || pip install "torch==$TORCH"
 fi
 
@@ -88,5 +93,6 @@ case $kind in
   cpu) horovod-tune install-horovod ;;
   nccl) horovod-tune install-horovod --gpu nccl ;;
   tpu) pip install "torch_xla[tpu]==$TORCH_XLA" ;;
+  torch_tpu) pip install "torch_tpu==$TORCH_TPU" "torch==$TORCH" ;;
 esac
 complete python || { echo "node_setup.sh: $ENV is incomplete; see above" >&2; exit 1; }

@@ -11,6 +11,7 @@ from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import gloo_backend
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.torch_dist import torch_backend
+from horovod_tune.tpu import reservation
 from horovod_tune.xla import xla_launcher
 
 # By `TrialSpec.backend_name`.
@@ -20,13 +21,15 @@ _BACKENDS: dict[str, Any] = {"horovod": gloo_backend, "torch": torch_backend, "x
 def require_installed(spec: TrialSpec) -> None:
     """Raise BackendMissing if the backend's packages are not installed."""
     _BACKENDS[spec.backend_name].require_installed()
+    if spec.backend_name == "torch" and spec.use_tpu:
+        torch_backend.require_torch_tpu()
 
 
 def placement_of(spec: TrialSpec) -> Any:
     """Return the `Placement` of a trial's workers."""
-    if spec.use_tpu:
+    if spec.backend_name == "xla":
         return xla_launcher.placement(spec)
-    return spec.placement()
+    return reservation.placement(spec) if spec.use_tpu else spec.placement()
 
 
 def make_launcher(spec: TrialSpec, placement_group: Any, node_id: str) -> Any:

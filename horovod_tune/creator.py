@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -40,7 +41,7 @@ def DistributedTrainableCreator(
     *,
     num_workers: int | None = None,
     num_cpus_per_worker: float | None = None,
-    backend: str = "horovod",
+    backend: str | None = None,
     use_tpu: bool = False,
     tpu_type: str | None = None,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
@@ -54,7 +55,7 @@ def DistributedTrainableCreator(
 
     This call starts nothing. Each trial has one coordinator actor, which takes no CPU, and
     ``num_hosts * num_slots`` training actors, each of which starts a new process that runs ``func(config)``
-    as one rank (with ``use_tpu``, one actor per host, which starts all ranks of the host).
+    as one rank (with torch_xla, one actor per host, which starts all ranks of the host).
 
     Args:
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
@@ -73,16 +74,16 @@ def DistributedTrainableCreator(
         num_workers: instead of ``num_slots``: the total number of ranks, placed on as few hosts as possible
             if ``num_hosts`` is not given.
         num_cpus_per_worker: an alias of ``num_cpus_per_slot``.
-        backend: ``"horovod"``, or ``"torch"`` for ranks of `torch.distributed` (Gloo, and NCCL with
-            ``use_gpu``), which need no Horovod. `torch.distributed` is then initialised before ``func`` is
-            called; ``func`` may also initialise it itself, as under torchrun.
-        use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts instead of Horovod ranks.
-            ``num_slots`` then counts chips.
+        backend: ``"horovod"`` (default), or ``"torch"`` for ranks of `torch.distributed` (Gloo, and NCCL with
+            ``use_gpu`` or tpu_dist with ``use_tpu``), which need no Horovod. `torch.distributed` is then
+            initialised before ``func`` is called; ``func`` may also initialise it itself, as under torchrun.
+        use_tpu: give each rank one chip of ``num_hosts`` TPU hosts; ``num_slots`` then counts chips. With
+            ``backend="torch"``, the ranks use TorchTPU (`torch_tpu`), without ``backend`` torch_xla.
         tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
             (``"v4-32"``); it implies ``num_hosts``. Required if the cluster has several types.
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
-            an error. With ``use_tpu``: seconds that a host's ranks may be idle (no report, no torch_xla
-            operation, no computation) while Tune waits for them.
+            an error. With torch_xla: seconds that a host's ranks may be idle (no report, no torch_xla
+            operation, no computation) while Tune waits for them. Collectives of tpu_dist have no limit.
         preload: names of modules that ``func`` needs and that take long to import (``["transformers"]``).
             They are imported once per host, in the process that forks the ranks of all trials.
         nics: the network interface for the ranks' collectives, or several in order of preference. Default:
@@ -108,6 +109,9 @@ def DistributedTrainableCreator(
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(**arguments)
     require_installed(spec)
+    is_rank = RANK_VARIABLE in os.environ  # which imports the script
+    if spec.backend_name == "xla" and not is_rank and importlib.util.find_spec("torch_tpu") is not None:
+        print('use_tpu=True runs on torch_xla; with backend="torch", it runs on TorchTPU, its successor.')
     patch_tune()
     name = re.sub(r"\W", "_", function_name(func))
     shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=queries.most_bytes_of_a_function())

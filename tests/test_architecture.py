@@ -20,7 +20,7 @@ LAYERS = [
     {"session", "spec", "files", "horovod_build", "large_batch"},
     {"function"},
     {"ray_compat", "channel"},
-    {"transfer"},
+    {"transfer", "tpu"},
     {"rank"},
     {"actors"},
     {"gloo", "torch_dist", "xla"},
@@ -46,7 +46,7 @@ APART = [
     *itertools.combinations(BACKENDS, 2),
 ]
 
-HEAVY = {"torch", "torch_xla", "horovod", "plotly", "sklearn", "pandas", "rich"}
+HEAVY = {"torch", "torch_xla", "torch_tpu", "horovod", "plotly", "sklearn", "pandas", "rich"}
 
 
 def modules() -> list[Path]:
@@ -146,7 +146,11 @@ def test_processes_that_exchange_messages_do_not_import_each_other() -> None:
 
 
 def test_a_backends_library_is_imported_only_in_its_folders() -> None:
-    homes = {"horovod": {"gloo", "large_batch", "session", "integrations"}, "torch_xla": {"xla"}}
+    homes = {
+        "horovod": {"gloo", "large_batch", "session", "integrations"},
+        "torch_xla": {"xla"},
+        "torch_tpu": {"torch_dist"},
+    }
     elsewhere = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in modules()

@@ -40,7 +40,7 @@ class Workers:
         spec = make_spec(
             num_slots=self.size,
             use_tpu=kind not in ("gloo", "torch"),
-            backend="torch" if kind == "torch" else "horovod",
+            backend={"torch": "torch", "gloo": "horovod"}.get(kind),
             timeout_s=timeout_s,
             stall_timeout_s=stall_timeout_s,
         )

@@ -15,12 +15,14 @@ from horovod_tune.actors.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.channel.report_channel import CoordinatorChannel, Listener
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.trial_spec import TrialSpec
+from horovod_tune.tpu.reservation import Reservation
 
 
 class ActorLauncher:
     """Creates ``spec.world_size`` training actors in ``placement_group``, and opens their rendezvous.
 
     ``node_id`` is the coordinator's. ``make_backend`` is called in each rank; it is pickled by reference.
+    With ``tpu``, it creates one actor for each chip that this has reserved.
     """
 
     def __init__(
@@ -31,11 +33,14 @@ class ActorLauncher:
         node_id: str,
         make_backend: Callable[[], RankBackend],
         open_rendezvous: OpenRendezvous,
+        tpu: Reservation | None = None,
     ) -> None:
         self._spec = spec
         self._group = placement_group
+        self._tpu = tpu
         # The index of each slot's bundle in the group.
-        self._bundles = [bundle for bundle, count in enumerate(spec.slots) for _ in range(count)]
+        slots = spec.slots if tpu is None else ()
+        self._bundles = [bundle for bundle, count in enumerate(slots) for _ in range(count)]
         self._node_id = node_id
         self._make_backend = make_backend
         self._open_rendezvous = open_rendezvous
@@ -45,7 +50,10 @@ class ActorLauncher:
         self._more: dict[int, list[PlacementGroup]] = {}
 
     def create(self) -> list[Any]:
-        return [self._create_actor(self._group, bundle) for bundle in self._bundles]
+        places = [(self._group, bundle) for bundle in self._bundles]
+        if self._tpu is not None:
+            places = [place for place in self._tpu.bundles() for _ in range(self._tpu.chips_per_host)]
+        return [self._create_actor(*place) for place in places]
 
     def _create_actor(self, placement_group: PlacementGroup, bundle: int) -> Any:
         spec = self._spec
@@ -53,6 +61,7 @@ class ActorLauncher:
         options = ray.remote(TrainingActor).options(
             num_cpus=spec.num_cpus_per_slot,
             num_gpus=1 if spec.use_gpu else 0,
+            resources={"TPU": 1} if spec.use_tpu else {},
             max_concurrency=METHODS_AT_ONCE,
             max_restarts=0,
             scheduling_strategy=strategy,
@@ -87,11 +96,16 @@ class ActorLauncher:
         self, actors: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> list[Assignment]:
         spec = self._spec
-        if spec.num_hosts is not None and not spec.is_elastic:
-            assert spec.num_slots is not None
-            ranks.check_hosts(infos, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
         nodes = [info.node_id for info in infos]
-        rank_infos = ranks.assign_ranks(nodes, first_node=first_node or self._node_id)
+        if self._tpu is not None:  # a rank's number is its chip's task id
+            order = [worker for worker, _ in self._tpu.find_chips(infos).processes]
+            in_order = ranks.assign_ranks([nodes[i] for i in order], first_node=nodes[order[0]])
+            rank_infos = [in_order[order.index(i)] for i in range(len(infos))]
+        else:
+            if spec.num_hosts is not None and not spec.is_elastic:
+                assert spec.num_slots is not None
+                ranks.check_hosts(infos, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
+            rank_infos = ranks.assign_ranks(nodes, first_node=first_node or self._node_id)
         single_host = len(set(nodes)) == 1
         self._end_rendezvous()
         gpus = ranks.visible_gpus(infos, rank_infos)
@@ -135,6 +149,8 @@ class ActorLauncher:
     def close(self) -> None:
         for slot in list(self._more):
             self.release_slot(slot)
+        if self._tpu is not None:
+            self._tpu.close()
         self._end_rendezvous()
 
     def abandon_world(self) -> None:

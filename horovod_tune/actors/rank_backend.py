@@ -22,6 +22,8 @@ class RankBackend(Protocol):
     collectives: Collectives | None
     # The states of the backend's own elastic API.
     states: States
+    # The rank's device, as `torch.device` takes it, unless it is a GPU.
+    device: str = "cpu"
 
     def load(self) -> None:
         """Import what a training function needs, which takes a second the first time."""

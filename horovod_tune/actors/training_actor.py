@@ -102,6 +102,7 @@ class TrainingActor:
             pid=os.getpid(),
             process_started=process_start(os.getpid()),
             gpu_ids=tuple(map(str, ray.get_gpu_ids())),
+            tpu_ids=tuple(ray.get_runtime_context().get_accelerator_ids().get("TPU", ())),
             interfaces=interfaces(),
         )
 

@@ -127,8 +127,8 @@ def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:
             unmet.append(f"{wanted} (not installed)")
         elif not _meets(version, line):
             unmet.append(f"{wanted} (installed: {version})")
-    if (xla := _version("torch_xla")) is not None:
-        versions["torch_xla"] = xla
+    found = {name: _version(name) for name in ("torch_xla", "torch_tpu")}
+    versions |= {name: version for name, version in found.items() if version is not None}
     return versions, tuple(unmet)
 
 

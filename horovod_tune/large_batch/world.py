@@ -16,6 +16,8 @@ from horovod_tune import bounds
 
 # Bytes of gradients per collective. Many small collectives are slow; a large one needs a large copy.
 PIECE_BYTES = 1 << 26
+# By backend: the device of its groups that have no other one.
+_DEVICES = {"nccl": "cuda", "tpu_dist": "tpu", "tpu": "tpu"}
 
 
 def horovod() -> Any | None:
@@ -34,7 +36,8 @@ def torch_distributed() -> Any | None:
         return None
     if dist.get_backend() == "xla":
         raise bounds.HyperparameterError(
-            "horovod_tune.large_batch works with Horovod, Gloo and NCCL, got torch.distributed's backend xla"
+            "horovod_tune.large_batch works with Horovod, Gloo, NCCL and tpu_dist, got torch.distributed's "
+            "backend xla"
         )
     return dist
 
@@ -70,7 +73,7 @@ def gather_async(row: Sequence[float], process_set: Any = None) -> Callable[[], 
         tensor = torch.tensor([list(row)], dtype=torch.float64)
         handle = hvd.allgather_async(tensor, name="horovod_tune.large_batch.accumulation", **options)
         return lambda: hvd.synchronize(handle).tolist()
-    device = "cuda" if torch.distributed.get_backend(process_set) == "nccl" else "cpu"
+    device = _DEVICES.get(torch.distributed.get_backend(process_set), "cpu")
     mine = torch.tensor(list(row), dtype=torch.float64, device=device)
     rows = [torch.empty_like(mine) for _ in range(size)]
     work = torch.distributed.all_gather(rows, mine, group=process_set, async_op=True)

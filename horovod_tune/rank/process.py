@@ -163,6 +163,7 @@ class Rank:
         request = begin.request
         live = Session(request, rank_info, send=send, fetch=fetch)
         live.gpu = begin.gpu
+        live.device = self._backend.device if begin.gpu is None else f"cuda:{begin.gpu}"
         live.world_error = self._backend.world_error
         if self._backend.collectives is not None:
             live.committed = CommittedState(

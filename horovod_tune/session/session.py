@@ -88,6 +88,7 @@ class Session:
         self.committed: Any = None
         # The index of the rank's own GPU among those that its process sees.
         self.gpu: int | None = None
+        self.device = "cpu"
         # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.
         self.world_error: Callable[[str], BaseException] = WorldBroken
         # Returns the arguments of `wait_for_world`; None if no other rank is the cause of the error.
@@ -311,12 +312,15 @@ class TrialWorld:
         size: the number of ranks, like `hvd.size()`.
         changes: how often the world has changed since the trial last started; 0 if its size is fixed.
         gpu: the rank's own GPU, for `torch.cuda.set_device`; None without ``use_gpu``.
+        device: the rank's own device, for `torch.device`: ``"cpu"``, ``"cuda:0"``, ``"tpu"`` (TorchTPU) or
+            ``"xla"`` (torch_xla).
     """
 
     rank: int
     size: int
     changes: int
     gpu: int | None
+    device: str
 
     def check_synchronised(self, model: torch.nn.Module) -> None:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
@@ -362,7 +366,8 @@ def get_world() -> TrialWorld:
     """
     live = require_session("get_world()")
     with live._condition:  # another thread joins the next world
-        return TrialWorld(live.rank_info.rank, live.rank_info.size, live.world_number, live.gpu)
+        numbers = live.rank_info.rank, live.rank_info.size, live.world_number
+        return TrialWorld(*numbers, live.gpu, live.device)
 
 
 def refuse_in_child_process(caller: str, own: Session | None = None) -> None:

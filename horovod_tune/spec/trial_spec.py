@@ -13,7 +13,7 @@ from horovod_tune.errors import SpecError
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.tpu_types import shape_of
 
-# The default comes first. With both, use_gpu decides between Gloo and NCCL.
+# The default comes first, unless use_tpu is given. With both, use_gpu decides between Gloo and NCCL.
 BACKENDS = ("horovod", "torch")
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0
@@ -49,7 +49,7 @@ class TrialSpec:
         SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
     """
 
-    backend: str = "horovod"
+    backend: str | None = None
     num_hosts: int | None = None
     num_slots: int | None = None
     num_workers: int | None = None
@@ -74,11 +74,11 @@ class TrialSpec:
         for name in ("use_gpu", "use_tpu"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.backend not in BACKENDS:
+        if self.backend not in (None, *BACKENDS):
             raise SpecError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {self.backend!r}")
-        if self.use_tpu and self.backend != BACKENDS[0]:
+        if self.use_tpu and self.backend == "horovod":
             raise SpecError(
-                f"use_tpu selects torch_xla, so backend must be left out, got backend={self.backend!r}"
+                "with use_tpu, backend must be 'torch' (TorchTPU) or left out (torch_xla), got 'horovod'"
             )
         if self.use_gpu and self.use_tpu:
             raise SpecError("use_gpu and use_tpu cannot both be True: a trial runs on one kind of device")
@@ -145,8 +145,8 @@ class TrialSpec:
 
     @property
     def backend_name(self) -> str:
-        """The backend that runs the trial's ranks: one of `BACKENDS`, or "xla" with ``use_tpu``."""
-        return "xla" if self.use_tpu else self.backend
+        """The backend that runs the trial's ranks: one of `BACKENDS`, or "xla" with only ``use_tpu``."""
+        return self.backend or ("xla" if self.use_tpu else BACKENDS[0])
 
     @property
     def connect_timeout_s(self) -> float:

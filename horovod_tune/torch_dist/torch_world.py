@@ -18,13 +18,14 @@ from datetime import timedelta
 from typing import Any
 
 from horovod_tune.actors.rank_backend import RankBackend
-from horovod_tune.errors import BackendMissing, exception_chain
+from horovod_tune.errors import BackendMissing, StartFailed, exception_chain
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 from horovod_tune.session.session import Session, WorldBroken
 from horovod_tune.torch_dist.process_groups import ProcessGroups
 from horovod_tune.torch_dist.world_store import WorldStore
+from horovod_tune.tpu.chips import PEER_ENDED
 
 # How long a rank whose collective timed out waits for other ranks to publish that theirs did too. A rank that
 # publishes nothing in this time is assumed never to have entered the collective.
@@ -48,6 +49,9 @@ NCCL_ENVIRONMENT = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
+# Those of the default group, by the ranks' device.
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "tpu": "cpu:gloo,tpu:tpu_dist"}
+INSTALL_TORCH_TPU = "Run `pip install torch_tpu` (TorchTPU, for Python 3.11 and newer, torch 2.11 to 2.15)."
 NCCL_POLL_INTERVAL_S = 0.2
 NCCL_JOIN_TIMEOUT_S = 30.0
 
@@ -92,16 +96,15 @@ class TorchWorld(RankBackend):
     Args:
         stall_timeout_s: the timeout of collectives in the default group.
         connect_timeout_s: how long making that group may take.
-        use_gpu: True if the group has NCCL in addition to Gloo.
+        device: "cpu", or "cuda" or "tpu" if the group has NCCL or TorchTPU's backend in addition to Gloo.
     """
 
-    def __init__(self, stall_timeout_s: float, connect_timeout_s: float, use_gpu: bool) -> None:
+    def __init__(self, stall_timeout_s: float, connect_timeout_s: float, device: str) -> None:
         self._timeout = timedelta(seconds=stall_timeout_s)
         self._connect_timeout = timedelta(seconds=connect_timeout_s)
-        self._use_gpu, self._is_watched = use_gpu, False
-        backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
-        self._groups = ProcessGroups(backend, self._timeout, self._connect_timeout)
-        self.collectives, self.states = TorchCollectives(self._groups, use_gpu), States()
+        self.device, self._is_watched = device, False
+        self._groups = ProcessGroups(_BACKENDS[device], self._timeout, self._connect_timeout)
+        self.collectives, self.states = TorchCollectives(self._groups, device == "cuda"), States()
         self._watch: threading.Thread | None = None
         # True if a collective of NCCL has timed out on this rank.
         self._has_timed_out = False
@@ -110,10 +113,17 @@ class TorchWorld(RankBackend):
         # Its functions keep the default group that exists when it is imported. If none does, they use the
         # current one.
         importlib.import_module("torch.distributed.nn.functional")
+        if self.device == "tpu":
+            # Before the default group, or it would not register its backend.
+            try:
+                importlib.import_module("torch_tpu._loader").load()
+            except ImportError as error:
+                text = f"torch_tpu cannot be imported on this host ({error}). {INSTALL_TORCH_TPU}"
+                raise BackendMissing(text) from error
         self._groups.install()
         # Without the watch, torch's own watchdog ends the process. Releases before 2.7 lack `get_error`.
         nccl = getattr(self._groups.dist.distributed_c10d, "ProcessGroupNCCL", None)
-        self._is_watched = self._use_gpu and hasattr(nccl, "get_error")
+        self._is_watched = self.device == "cuda" and hasattr(nccl, "get_error")
         if self._is_watched:
             for name, value in NCCL_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
@@ -136,14 +146,20 @@ class TorchWorld(RankBackend):
         """Make the default group of world ``name``; return when every rank has made it.
 
         Raises:
-            BackendMissing: torch has no NCCL.
+            BackendMissing: torch has no NCCL, or torch_tpu finds no TPU.
+            StartFailed: this rank cannot use its TPU chip.
             WorldBroken: a rank was lost meanwhile, did not arrive within the group's timeout (or a minute, if
                 that is longer), or could not be reached within ``connect_timeout_s``.
         """
-        if self._use_gpu and not self._groups.dist.is_nccl_available():
+        if self.device == "cuda" and not self._groups.dist.is_nccl_available():
             raise BackendMissing(
                 "use_gpu=True needs NCCL, which this torch lacks: install a CUDA build of torch"
             )
+        if self.device == "tpu":
+            if not self._groups.dist.is_backend_available("tpu_dist"):
+                raise BackendMissing("torch_tpu finds no TPU on this host, so it has no backend tpu_dist")
+            # Starts the TPU runtime now, since the sockets that a group opens end with the world.
+            sys.modules["torch"].accelerator.current_stream()
         self._groups.free()
         self._has_timed_out = False
         self._groups.store = store = WorldStore(self._groups.dist, rank_info)
@@ -155,6 +171,9 @@ class TorchWorld(RankBackend):
                 # Otherwise a rank whose function returns immediately would leave while others still connect.
                 store.wait_for_others(self._timeout)
         except RuntimeError as error:
+            if self.device == "tpu" and not self._is_of_torch(error):
+                chip = os.environ.get("TPU_VISIBLE_DEVICES")
+                raise StartFailed(f"this rank cannot use TPU chip {chip} of its host: {error}") from error
             missing = ", ".join(map(str, store.ranks("arrived", published=False)))
             without = f", rank(s) {missing} did not arrive" if missing else ""
             raise WorldBroken(f"the process group could not be made{without}: {error}") from error
@@ -195,8 +214,9 @@ class TorchWorld(RankBackend):
             self._watch_over.set()
             self._watch.join(NCCL_JOIN_TIMEOUT_S)
             self._watch = None
-        if self._use_gpu:
-            # Not only with the process: a kernel that others wait for may still run on this rank's GPU.
+        if self.device != "cpu":
+            # Not only with the process: a kernel that others wait for may still run on this rank's GPU, and
+            # torch_tpu's exit handler waits for all ranks of a group that is left.
             if not has_returned:
                 # Otherwise, destroying an NCCL group may wait for collectives that a lost rank never enters.
                 self._groups.abort()
@@ -248,7 +268,7 @@ class TorchWorld(RankBackend):
     def _is_of_torch(self, error: BaseException) -> bool:
         """Return True if a collective or the store raised ``error``."""
         from_store = any(module.startswith(_RAISES_STORE_ERRORS) for module, _ in _calls(error)[-1:])
-        marks = _GLOO_ERRORS + _STORE_ERRORS * from_store
+        marks = _GLOO_ERRORS + _STORE_ERRORS * from_store + PEER_ENDED * (self.device == "tpu")
         is_plain = isinstance(error, RuntimeError) and any(text in str(error) for text in marks)
         return is_plain or isinstance(error, self._groups.dist.DistError)
 

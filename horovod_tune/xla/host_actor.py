@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 import psutil
-import ray
 
 from horovod_tune.actors.outbox import Outbox
 from horovod_tune.actors.rank_backend import RankBackend
@@ -73,8 +72,7 @@ class HostActor:
         self._inactivity = Inactivity(stall_timeout_s)
 
     def describe(self) -> WorkerInfo:
-        chips = ray.get_runtime_context().get_accelerator_ids().get("TPU", [])
-        return replace(self._actors[0].describe(), tpu_ids=tuple(str(chip) for chip in chips))
+        return self._actors[0].describe()
 
     def launch(self, plan: LaunchPlan) -> tuple[list[RankInfo], list[tuple[int, float]]]:
         """Start the processes of a trial; return their ranks, once all have their devices, and the processes.

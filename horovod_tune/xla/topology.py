@@ -1,7 +1,6 @@
-"""The environment of a TPU trial's processes, and their ranks. Pure.
+"""The environment of a torch_xla trial's processes, and their ranks. Pure.
 
-Names and values are those of torch_xla 2.9.0 (`torch_xla._internal.tpu.configure_topology`) and of Ray 2.60's
-accelerator manager (`ray._private.accelerators.tpu`), which follow Cloud TPU's documentation.
+Names and values are those of torch_xla 2.9.0 (`torch_xla._internal.tpu.configure_topology`).
 """
 
 from __future__ import annotations
@@ -9,17 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
-from horovod_tune.xla.slices import is_undivided
+from horovod_tune.errors import SpecError, StartFailed
+from horovod_tune.messages import Assignment, RankInfo
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.trial_spec import TrialSpec
+from horovod_tune.tpu.chips import PROCESS_BOUNDS, TrialChips
+from horovod_tune.tpu.slices import is_undivided
 
-# The mesh (x,y,z) of a host's chips, by their number, with one process per chip.
-PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 # A chip of v2 or v3 is two devices, and so two ranks, in one process.
 RANKS_OF_A_CHIP = (1, 2)
 TPU = {"PJRT_DEVICE": "TPU"}
-# The first of the ports on which a host's TPU processes find each other; torch_xla's own default.
-FIRST_PORT = 8476
+
+
+def cpu_placement(spec: TrialSpec) -> Placement:
+    """Return the bundle of a trial on torch_xla's CPU device, which is one device on one host."""
+    if spec.num_hosts != 1 or spec.num_slots not in (None, 1):
+        raise SpecError(
+            "with PJRT_DEVICE=CPU torch_xla has one device, so num_hosts and num_slots must be 1, got "
+            f"num_hosts={spec.num_hosts} and num_slots={spec.num_slots}"
+        )
+    return Placement(({"CPU": spec.num_cpus_per_slot},), "PACK")
 
 
 @dataclass(frozen=True)
@@ -34,62 +42,23 @@ class LaunchPlan:
     of_each: tuple[dict[str, str], ...] = ()
 
 
-def plans_for_slice(
-    infos: Sequence[WorkerInfo], workers: Sequence[int], chips: int, pod_type: str | None = None
-) -> list[LaunchPlan]:
-    """Return each host's plan: every process's address, in the order of the worker ids.
+def plans_of(chips: TrialChips, num_hosts: int) -> list[LaunchPlan]:
+    """Return each host's plan; it names chips unless the trial has all of a host, or of a v7x slice.
 
-    On v7x torch_xla finds the addresses itself, in the metadata of the slice.
+    Without names, torch_xla waits for the slice's other hosts.
     """
-    if is_undivided(pod_type):
-        return [LaunchPlan(TPU)] * len(infos)
-    ips = [info.node_ip for _, info in sorted(zip(workers, infos, strict=True), key=lambda pair: pair[0])]
-    addresses = [f"{ip}:{FIRST_PORT + chip}" for ip in ips for chip in range(chips)]
-    on_host = [str(chip) for chip in range(chips)]
-    return [_plan(on_host, addresses, first_task=worker * chips) for worker in workers]
-
-
-def plan_for_chips(chips: Sequence[str], chips_of_slice: int, pod_type: str | None = None) -> LaunchPlan:
-    """Return a single host's plan, which names the chips unless the trial has all of its slice's.
-
-    Without names, torch_xla waits for the slice's other hosts. Two trials on one host must not share a port,
-    so each chip has its own.
-
-    Raises:
-        StartFailed: the trial landed on part of a host that has to be taken whole.
-    """
-    if len(chips) >= chips_of_slice:
-        return LaunchPlan(TPU)
-    if is_undivided(pod_type):
-        raise StartFailed(
-            f"a trial on TPU v7x must have all {chips_of_slice} chips of its slice, got {len(chips)}: set "
-            "num_hosts and num_slots, or tpu_type"
-        )
-    bounds = PROCESS_BOUNDS[len(chips)]
-    return _plan(
-        chips,
-        [f"localhost:{FIRST_PORT + int(chip)}" for chip in chips],
-        TPU_CHIPS_PER_PROCESS_BOUNDS="1,1,1",
-        TPU_PROCESS_BOUNDS=bounds,
+    if chips.is_whole and (num_hosts == 1 or is_undivided(chips.host.pod_type)):
+        return [LaunchPlan(TPU)] * num_hosts
+    bounds = {}
+    if not chips.is_whole:
+        mesh = PROCESS_BOUNDS[len(chips.processes)]
+        bounds = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": mesh}
         # The older names of the two bounds above; Ray sets these for the whole actor.
-        TPU_CHIPS_PER_HOST_BOUNDS="1,1,1",
-        TPU_HOST_BOUNDS=bounds,
-    )
-
-
-def _plan(chips: Sequence[str], addresses: Sequence[str], first_task: int = 0, **bounds: str) -> LaunchPlan:
-    """Return the plan of a host with one process for each of ``chips``."""
-    of_each = [
-        {
-            "TPU_VISIBLE_CHIPS": chip,
-            "TPU_PROCESS_ADDRESSES": ",".join(addresses),
-            "TPU_PROCESS_PORT": str(FIRST_PORT + int(chip)),
-            "CLOUD_TPU_TASK_ID": str(task),
-            **bounds,
-        }
-        for task, chip in enumerate(chips, first_task)
-    ]
-    return LaunchPlan(TPU, tuple(of_each))
+        bounds |= {"TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": mesh}
+    of_each: list[list[dict[str, str]]] = [[] for _ in range(num_hosts)]
+    for task, (worker, _) in enumerate(chips.processes):
+        of_each[worker].append({**chips.variables(task), **bounds})
+    return [LaunchPlan(TPU, tuple(each)) for each in of_each]
 
 
 def assignments_of(rank_infos: Sequence[Sequence[RankInfo]], *, num_slots: int | None) -> list[Assignment]:

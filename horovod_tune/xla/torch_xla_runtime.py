@@ -18,6 +18,7 @@ from typing import Any
 
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.messages import FailureKind, RankInfo
+from horovod_tune.tpu.chips import PEER_ENDED
 from horovod_tune.xla import compile_cache
 
 # Variables in which Ray names all chips of an actor. A rank has one chip: torch_xla or `LaunchPlan` names it.
@@ -33,6 +34,7 @@ class TorchXla(RankBackend):
     """The devices of one process, as in those that ``torch_xla.launch`` starts: one, on TPU v2 and v3 two."""
 
     collectives = None
+    device = "xla"
 
     def __init__(self) -> None:
         # By rank: its device, as torch_xla names it.
@@ -127,10 +129,8 @@ class TorchXla(RankBackend):
         """
         is_runtime_error = isinstance(error, RuntimeError)
         text = str(error) if is_runtime_error or isinstance(error, ValueError) else ""
-        # The prefixes of the runtime's status codes for a peer that has ended (absl's canonical errors).
-        gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
         # Gloo's own errors name a place in its source.
-        has_lost_peer = is_runtime_error and (text.startswith(gone) or "gloo/transport" in text)
+        has_lost_peer = is_runtime_error and (text.startswith(PEER_ENDED) or "gloo/transport" in text)
         # Without an import: only torch raises these.
         torch_errors = {"DistNetworkError", "DistBackendError"}
         if has_lost_peer or torch_errors.intersection(each.__name__ for each in type(error).__mro__):

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune import errors as error_text
@@ -22,7 +22,9 @@ from horovod_tune.errors import BackendMissing, StartFailed
 from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec
-from horovod_tune.xla import slices, topology
+from horovod_tune.tpu import reservation
+from horovod_tune.tpu.reservation import Reservation
+from horovod_tune.xla import topology
 from horovod_tune.xla.host_actor import LAUNCH_TIMEOUT_S, HostActor
 from horovod_tune.xla.topology import LaunchPlan
 from horovod_tune.xla.torch_xla_runtime import TorchXla
@@ -40,13 +42,8 @@ def require_installed() -> None:
 def placement(spec: TrialSpec) -> Placement:
     """Return the bundles of a TPU trial on the cluster as it is now. Runs in the driver."""
     if os.environ.get("PJRT_DEVICE") == "CPU":
-        return slices.cpu_placement(spec)
-    return slices.tpu_placement(spec, tpu_hosts() if ray.is_initialized() else [])
-
-
-def tpu_hosts() -> list[slices.TpuHost]:
-    """Return the TPU resources of the cluster's live nodes."""
-    return [slices.host_of(node) for node in ray.nodes() if node["Alive"]]
+        return topology.cpu_placement(spec)
+    return reservation.placement(spec)
 
 
 class XlaLauncher:
@@ -62,23 +59,15 @@ class XlaLauncher:
 
     def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
         self._spec = spec
-        self._group = placement_group
         self._node_id = node_id
-        self._rest: PlacementGroup | None = None
+        self._reservation = Reservation(spec, placement_group)
         self._below: list[WorkerInfo] = []
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         return {}  # ranks send to their host actor, which passes messages on through Ray
 
     def create(self) -> list[Any]:
-        bundles = [(self._group, index) for index in range(self._group.bundle_count)]
-        if self._is_slice:
-            # The other hosts of the slice; Ray releases them when this coordinator ends.
-            head = placement_group_table(self._group)["bundles_to_node_id"][0]
-            rest = slices.rest_of_slice(self._spec, head, tpu_hosts())
-            self._rest = ray.util.placement_group(rest, strategy="STRICT_SPREAD")
-            bundles += [(self._rest, index) for index in range(self._rest.bundle_count)]
-        return [self._create_actor(group, index) for group, index in bundles]
+        return [self._create_actor(group, index) for group, index in self._reservation.bundles()]
 
     def _create_actor(self, group: PlacementGroup, index: int) -> Any:
         resources = dict(group.bundle_specs[index])
@@ -91,11 +80,6 @@ class XlaLauncher:
         )
         spec = self._spec
         return actor_class.remote(self.make_backend, spec.preload, spec.timeout_s, spec.stall_timeout_s)
-
-    @property
-    def _is_slice(self) -> bool:
-        has_head = any(name.endswith("-head") for name in self._group.bundle_specs[0])
-        return has_head and self._spec.num_hosts != 1
 
     def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
         """Start every host's ranks and wait until they are up; the first host that fails ends the wait."""
@@ -130,17 +114,9 @@ class XlaLauncher:
         return topology.assignments_of(in_order, num_slots=self._spec.num_slots)
 
     def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
-        bundle = self._group.bundle_specs[0]
-        if "TPU" not in bundle:
+        if not self._reservation.chips_per_host:
             return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
-        hosts = tpu_hosts()
-        here = next(host for host in hosts if host.node_id == infos[0].node_id)
-        if self._is_slice:
-            workers = slices.check_slice(infos, hosts)
-            return topology.plans_for_slice(infos, workers, int(bundle["TPU"]), here.pod_type)
-        slice_hosts = slices.slices_of(hosts).get(here.slice_name or "", [here])
-        chips = sum(host.chips for host in slice_hosts)
-        return [topology.plan_for_chips(infos[0].tpu_ids, chips, here.pod_type)]
+        return topology.plans_of(self._reservation.find_chips(infos), len(infos))
 
     def processes_below(self) -> list[WorkerInfo]:
         # One that outlived its actor would keep the chip locked.
@@ -148,9 +124,7 @@ class XlaLauncher:
 
     def close(self) -> None:
         self._below = []
-        if self._rest is not None:
-            remove_placement_group(self._rest)
-            self._rest = None
+        self._reservation.close()
 
 
 # As `backends.py` calls it.

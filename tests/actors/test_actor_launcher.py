@@ -85,6 +85,8 @@ def test_a_rank_has_the_gpu_that_ray_reserved_whatever_the_machine_shows(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # as Ray leaves it if it may not set it
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: [1])
+    context = Mock(get_accelerator_ids=lambda: {"GPU": ["1"], "TPU": []})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.5")
     actor = object.__new__(TrainingActor)
     actor._node_id = actor._host = "a"

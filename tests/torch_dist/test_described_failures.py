@@ -18,7 +18,7 @@ from horovod_tune.torch_dist.torch_world import TorchWorld
 def world(monkeypatch: pytest.MonkeyPatch) -> TorchWorld:
     """The world of rank 0 of 3, whose store knows that rank 1 has not timed out."""
     monkeypatch.setattr(torch_world, "PEER_WAIT_S", 0.0)
-    made = TorchWorld(stall_timeout_s=9, connect_timeout_s=9, use_gpu=True)
+    made = TorchWorld(stall_timeout_s=9, connect_timeout_s=9, device="cuda")
     made._groups.dist = dist
     store: Any = types.SimpleNamespace(
         publish=lambda what: None,

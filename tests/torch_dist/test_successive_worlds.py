@@ -26,7 +26,7 @@ def be_rank(rank: int, pipe: Any) -> None:
 
     from horovod_tune.torch_dist.torch_world import TorchWorld
 
-    world = TorchWorld(stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S, use_gpu=False)
+    world = TorchWorld(stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S, device="cpu")
     world.load()
     while True:
         pipe.recv()  # no rank reads the last world's store any more
@@ -89,7 +89,7 @@ from horovod_tune.messages import RankInfo
 from horovod_tune.torch_dist import process_groups, torch_world
 
 process_groups.ARRIVAL_TIMEOUT = timedelta(seconds=1)
-world = torch_world.TorchWorld(stall_timeout_s=1, connect_timeout_s=5, use_gpu=False)
+world = torch_world.TorchWorld(stall_timeout_s=1, connect_timeout_s=5, device="cpu")
 world.load()
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.serve_store("127.0.0.1")))
 try:

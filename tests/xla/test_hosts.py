@@ -239,6 +239,7 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
     ray_session: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two placement groups as Tune makes them at once: each trial's hosts are of one slice."""
+    from horovod_tune.tpu import reservation
     from horovod_tune.xla import xla_launcher
 
     spec = make_spec(use_tpu=True, tpu_type="v4-16", num_cpus_per_slot=0.5)
@@ -250,7 +251,7 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
     here = ray.get_runtime_context().get_node_id()
     launchers = [PlainLauncher(spec, group, node_id=here) for group in asked]
     groups = [WorkerGroup(launcher, Limits(60.0)) for launcher in launchers]
-    slice_of = {host.node_id: host.slice_name for host in xla_launcher.tpu_hosts()}
+    slice_of = {host.node_id: host.slice_name for host in reservation.tpu_hosts()}
     try:
         actors = [launcher.create() for launcher in launchers]
         landed = [ray.get([each.describe.remote() for each in mine], timeout=60) for mine in actors]

@@ -1,4 +1,4 @@
-"""The resources that a TPU trial requests, and the slices of a cluster. Pure: no Ray, no torch_xla.
+"""The resources that a TPU trial requests, and the slices of a cluster. Pure: no Ray, no torch.
 
 Names and values are those of Ray 2.60's accelerator manager (`ray._private.accelerators.tpu`), which follow
 Cloud TPU's documentation.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
-from horovod_tune.messages import WorkerInfo
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.tpu_types import shape_of
 from horovod_tune.spec.trial_spec import TrialSpec
@@ -23,17 +22,22 @@ CHIP_COUNTS = (1, 2, 4, 8)
 PIN = 0.001
 _NUM_HOSTS = "num_hosts must be {needed} for tpu_type {tpu_type!r}, or left out, got {got}"
 SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id", "ray.io/tpu-pod-type"
+TOPOLOGY_LABEL = "ray.io/tpu-topology"
 
 
 @dataclass(frozen=True)
 class TpuHost:
-    """The TPU resources of a Ray node; ``chips`` is 0 for a node without TPUs."""
+    """The TPU resources of a Ray node; ``chips`` is 0 for a node without TPUs.
+
+    ``topology`` is that of the slice, as Cloud TPU writes it (``2x4``).
+    """
 
     node_id: str
     chips: int
     slice_name: str | None = None
     worker_id: int | None = None
     pod_type: str | None = None
+    topology: str | None = None
 
 
 def host_of(node: Mapping[str, Any]) -> TpuHost:
@@ -41,7 +45,7 @@ def host_of(node: Mapping[str, Any]) -> TpuHost:
 
     >>> host_of({"NodeID": "a", "Resources": {"TPU": 4.0, "TPU-v4-16-head": 1.0}, "Labels": {
     ...     "ray.io/tpu-slice-name": "s", "ray.io/tpu-worker-id": "0"}})
-    TpuHost(node_id='a', chips=4, slice_name='s', worker_id=0, pod_type='v4-16')
+    TpuHost(node_id='a', chips=4, slice_name='s', worker_id=0, pod_type='v4-16', topology=None)
     """
     resources, labels = node.get("Resources") or {}, node.get("Labels") or {}
     heads = [name for name in resources if name.startswith("TPU-") and name.endswith("-head")]
@@ -52,17 +56,8 @@ def host_of(node: Mapping[str, Any]) -> TpuHost:
         slice_name=labels.get(SLICE_LABEL),
         worker_id=int(worker) if worker is not None else None,
         pod_type=labels.get(TYPE_LABEL) or (heads[0][len("TPU-") : -len("-head")] if heads else None),
+        topology=labels.get(TOPOLOGY_LABEL),
     )
-
-
-def cpu_placement(spec: TrialSpec) -> Placement:
-    """Return the bundle of a trial on torch_xla's CPU device, which is one device on one host."""
-    if spec.num_hosts != 1 or spec.num_slots not in (None, 1):
-        raise SpecError(
-            "with PJRT_DEVICE=CPU torch_xla has one device, so num_hosts and num_slots must be 1, got "
-            f"num_hosts={spec.num_hosts} and num_slots={spec.num_slots}"
-        )
-    return Placement(({"CPU": spec.num_cpus_per_slot},), "PACK")
 
 
 def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
@@ -96,8 +91,8 @@ def _chips_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> int:
         raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
     if single and all(is_undivided(host.pod_type) and host.chips > chips for host in single):
         raise SpecError(
-            f"num_slots must be all chips of a host on TPU v7x, got {chips}: torch_xla 2.9 does not document "
-            "how to use a part of a host"
+            f"num_slots must be all chips of a host on TPU v7x, got {chips}: how to use a part of a host is "
+            "not documented"
         )
     return chips
 
@@ -107,7 +102,7 @@ def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
 
 
 def is_undivided(pod_type: str | None) -> bool:
-    """Return True if hosts of this type are taken whole: on v7x torch_xla 2.9 adds a fourth dimension."""
+    """Return True if hosts of this type are taken whole: a chip of v7x is two devices, a fourth dimension."""
     return (pod_type or "").startswith("v7x-")
 
 
@@ -124,8 +119,8 @@ def _all_chips_of_a_host(spec: TrialSpec, single: Sequence[TpuHost]) -> int:
         return shape_of(spec.tpu_type)[1]
     raise ResourcesUnavailable(
         "the cluster has no TPU host that is a slice by itself. Pass num_hosts for a slice of several hosts, "
-        "num_slots or tpu_type if an autoscaler should start a host, or set PJRT_DEVICE=CPU to try the "
-        "trial on the CPU."
+        "num_slots or tpu_type if an autoscaler should start a host, or (only with torch_xla) set "
+        "PJRT_DEVICE=CPU to try the trial on the CPU."
     )
 
 
@@ -188,25 +183,3 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
         raise StartFailed(f"the slice of node {head_node[:8]} has {there}, but num_hosts={spec.num_hosts}")
     name = str(slice_hosts[0].slice_name)
     return [{**_bundle(spec, slice_hosts[0].chips), name: 1.0}] * (spec.num_hosts - 1)
-
-
-def check_slice(infos: Sequence[WorkerInfo], hosts: Sequence[TpuHost]) -> list[int]:
-    """Return the worker id of each worker's host.
-
-    Raises:
-        StartFailed: the workers are not on all hosts of one slice, one per host.
-
-    >>> landed = [WorkerInfo("b", "10.0.0.2", "hb", 1, 0.0), WorkerInfo("a", "10.0.0.1", "ha", 1, 0.0)]
-    >>> check_slice(landed, [TpuHost("a", 4, "s", 0), TpuHost("b", 4, "s", 1)])
-    [1, 0]
-    """
-    by_node = {host.node_id: host for host in hosts}
-    landed = [by_node[info.node_id] for info in infos]
-    workers = [host.worker_id if host.worker_id is not None else -1 for host in landed]
-    if len({host.slice_name for host in landed}) != 1 or sorted(workers) != list(range(len(infos))):
-        where = ", ".join(
-            f"{info.host} (slice {host.slice_name}, worker {host.worker_id})"
-            for info, host in zip(infos, landed, strict=True)
-        )
-        raise StartFailed(f"the trial's hosts are not one whole TPU slice: {where}")
-    return workers

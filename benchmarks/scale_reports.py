@@ -240,7 +240,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         cpu_s = _cpu_s()
         assert coordinator.next_result() is not None
         start_cpu_s = _cpu_s() - cpu_s
-        linked = sum(worker.channel is not None for worker in group.world.members)
+        linked = sum(worker.channel is not None for worker in group.state.members)
         calls_before = launcher.calls.copy()
         cpu_s, began, reports = _cpu_s(), time.monotonic(), 0
         while time.monotonic() - began < seconds:

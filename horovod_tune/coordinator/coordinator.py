@@ -91,22 +91,22 @@ class Coordinator:
                 return None
 
     def _store(self, metrics: dict[str, Any], path: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
-        trial, world = self._trial, self._group.world
-        ranks = world.hosts
+        trial, state = self._trial, self._group.state
+        ranks = state.hosts
         more: dict[str, Any] = {
             "world_size": len(ranks),
             # In Horovod's notation; a string, since the TensorBoard logger would plot a list.
             "hosts": ",".join(f"{host}:{len(list(each))}" for host, each in groupby(ranks.values())),
             "start_s": trial.start_s,
         }
-        if world.limits.is_elastic:
-            more["world_changes"] = len(world.changes)
-            more["world_change"] = world.changes[-1] if world.changes else ""
-            more["world_change_s"] = round(world.change_s, 3)
+        if state.limits.is_elastic:
+            more["world_changes"] = len(state.changes)
+            more["world_change"] = state.changes[-1] if state.changes else ""
+            more["world_change_s"] = round(state.change_s, 3)
         metrics = metrics | more | metrics  # a function's own metrics take precedence
         checkpoint, trial.stored = None, None
         if path is not None:
-            nodes = (each.info.node_id for each in world.members if each.info and 0 in each.ranks)
+            nodes = (each.info.node_id for each in state.members if each.info and 0 in each.ranks)
             try:
                 checkpoint, trial.stored = trial.storage.persist(path, metrics, node_id=next(nodes, None))
             except MetricsError as error:
@@ -116,7 +116,7 @@ class Coordinator:
 
     def must_restart_elsewhere(self, node_id: str) -> bool:
         """Return True if the trial must restart on other nodes, as in `Slots`."""
-        return self._group.world.slots.must_restart_elsewhere(self._group.world.members, node_id)
+        return self._group.world.slots.must_restart_elsewhere(self._group.state.members, node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart."""
@@ -125,7 +125,7 @@ class Coordinator:
     @property
     def nodes(self) -> list[str]:
         """The Ray node id of each worker."""
-        return [worker.info.node_id for worker in self._group.world.members if worker.info is not None]
+        return [worker.info.node_id for worker in self._group.state.members if worker.info is not None]
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of the ranks' last commit; None if they have committed nothing."""

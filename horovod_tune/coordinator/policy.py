@@ -1,7 +1,6 @@
 """Decides what happens to a trial whose ranks are lost, join or leave. Pure: no Ray, no clock, no processes.
 
-`world` passes its status to `decide` and carries out the action that it returns. A trial of fixed size fails
-on the first loss.
+`TrialState` passes its status to `decide`. A trial of fixed size fails on the first loss.
 """
 
 from __future__ import annotations

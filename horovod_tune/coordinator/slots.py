@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.policy import Limits, backoff_s
+from horovod_tune.coordinator.trial_state import Leaving
 from horovod_tune.coordinator.workers import Worker, end_workers
 from horovod_tune.ray_compat import queries
 
@@ -28,15 +29,19 @@ class Slots:
     """
 
     def __init__(self, launcher: Launcher, limits: Limits) -> None:
-        self.limits = limits
+        # Which workers must leave.
+        self.leaving = Leaving(limits)
         self._launcher = launcher
-        self._draining: set[str] = set()
         self._queried_s = float("-inf")
         # Workers that start or wait to join, by slot, in the order in which they were started.
         self._joining: dict[int, Worker] = {}
         # Slots whose next actor starts later: when, by the monotonic clock.
         self._due: dict[int, float] = {}
         self._deaths: dict[int, int] = {}
+
+    @property
+    def limits(self) -> Limits:
+        return self.leaving.limits
 
     @property
     def starting(self) -> set[int]:
@@ -51,12 +56,12 @@ class Slots:
                 self._start(slot)
 
     def _start(self, slot: int, *, elsewhere: bool = False) -> None:
-        self._joining[slot] = Worker(self._launcher.create_one(slot, elsewhere=elsewhere), slot)
+        self._joining[slot] = Worker(slot, actor=self._launcher.create_one(slot, elsewhere=elsewhere))
 
     def ready(self, members: Sequence[Worker]) -> list[Worker]:
         """Return the workers that may join ``members`` now, in the order in which they were started."""
-        ready = [worker for worker in self._started() if not self.must_leave(worker)]
-        kept = self.remaining(members) if self.enough_remain(members, len(ready)) else members
+        ready = [worker for worker in self._started() if not self.leaving.must_leave(worker)]
+        kept = self.leaving.remaining(members) if self.leaving.enough_remain(members, len(ready)) else members
         return ready[: max(0, self.limits.max_workers - len(kept))]
 
     def _started(self) -> list[Worker]:
@@ -93,38 +98,15 @@ class Slots:
         for slot in slots:
             self._due.pop(slot, None)
 
-    def is_excess(self, worker: Worker) -> bool:
-        """Return True if a scheduler has taken the worker's slot from the trial."""
-        return self.limits.is_elastic and worker.slot >= self.limits.max_workers
-
-    def is_draining(self, worker: Worker) -> bool:
-        """Return True if the worker's node is about to be taken away."""
-        return worker.info is not None and worker.info.node_id in self._draining
-
-    def must_leave(self, worker: Worker) -> bool:
-        """Return True if the worker must leave at the next commit."""
-        return self.is_excess(worker) or self.is_draining(worker)
-
-    def remaining(self, members: Sequence[Worker]) -> list[Worker]:
-        return [worker for worker in members if not self.must_leave(worker)]
-
-    def enough_remain(self, members: Sequence[Worker], joining: int = 0) -> bool:
-        """Return True if enough workers remain without those that must leave.
-
-        At least one must be a member, since only members have what was committed.
-        """
-        remaining = len(self.remaining(members))
-        return remaining > 0 and self.limits.can_continue_with(remaining + joining)
-
     def must_restart_elsewhere(self, members: Sequence[Worker], node_id: str) -> bool:
         """Return True if too few workers would remain on nodes that are not draining.
 
         ``node_id`` is the coordinator's node, which the trial cannot continue without.
         """
-        if node_id in self._draining:
+        if node_id in self.leaving.draining:
             return True
-        draining = any(map(self.is_draining, members))
-        return draining and not self.enough_remain(members, len(self.ready(members)))
+        draining = any(map(self.leaving.is_draining, members))
+        return draining and not self.leaving.enough_remain(members, len(self.ready(members)))
 
     def replace_draining(self, members: Sequence[Worker]) -> None:
         """Start replacements for workers on draining nodes, which are queried every few seconds.
@@ -134,29 +116,29 @@ class Slots:
         now = time.monotonic()
         if now - self._queried_s < DRAINING_INTERVAL_S:
             return
-        self._queried_s, self._draining = now, queries.draining_nodes()
-        if not self.remaining(members):
+        self._queried_s, self.leaving.draining = now, queries.draining_nodes()
+        if not self.leaving.remaining(members):
             return  # if none may stay, the whole trial restarts elsewhere
-        draining = {worker.slot for worker in members if self.is_draining(worker)}
-        stuck = {slot for slot, worker in self._joining.items() if self.is_draining(worker)}
+        draining = {worker.slot for worker in members if self.leaving.is_draining(worker)}
+        stuck = {slot for slot, worker in self._joining.items() if self.leaving.is_draining(worker)}
         self.end(stuck)
-        taken = self.starting | {worker.slot for worker in self.remaining(members)}
+        taken = self.starting | {worker.slot for worker in self.leaving.remaining(members)}
         for slot in sorted((draining | stuck) - taken):
             if slot < self.limits.max_workers:
                 self._start(slot, elsewhere=True)
 
-    def record_lost(self, worker: Worker, *, actor_lives: bool = False) -> None:
-        """Release the slot of a lost member if a scheduler took it, or else fill it again.
-
-        With ``actor_lives``, the worker itself is ready to join; otherwise another actor starts.
-        """
-        if actor_lives and not self.must_leave(worker) and worker.slot not in self.starting:
+    def reuse(self, worker: Worker) -> None:
+        """Make a former member, whose rank has died, ready to join the next world, unless it must leave."""
+        if not self.leaving.must_leave(worker) and worker.slot not in self.starting:
             worker.ranks = ()
             self._joining[worker.slot] = worker
-            return
-        if actor_lives:
+        else:
             end_workers([worker])
-        if self.is_excess(worker):
+            self.replace(worker)
+
+    def replace(self, worker: Worker) -> None:
+        """Fill the slot of a former member again, or release it if a scheduler took it."""
+        if self.leaving.is_excess(worker):
             self._launcher.release_slot(worker.slot)
         elif worker.slot not in self.starting:
             self._start(worker.slot)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import CoordinatorChannel
+from horovod_tune.coordinator.trial_state import Member
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import Report, WorkerInfo
@@ -33,25 +34,17 @@ REMOTE_EXIT_TIMEOUT_S = 10.0  # how long to wait until another node has done thi
 LOST_NODE_TIMEOUT_S = 2.0  # the same for a node that may be down
 
 
-@dataclass(eq=False)
-class Worker:
-    """The coordinator's record of one worker.
+@dataclass(eq=False, kw_only=True)
+class Worker(Member):
+    """The coordinator's record of one worker, and the calls to it.
 
     Attributes:
-        slot: the index of its slot in the trial.
-        info: its node and process; None until they are known.
-        ranks: empty until they are assigned.
         channel: its socket to this process; None, or closed, if it has none in this world.
-        running: its ranks whose training function runs.
         is_polled: True while a reply to `poll` is pending.
     """
 
     actor: Any
-    slot: int
-    info: WorkerInfo | None = None
-    ranks: tuple[int, ...] = ()
     channel: CoordinatorChannel | None = None
-    running: set[int] = field(default_factory=set)
     is_polled: bool = False
     is_reply_requested: bool = False
     # By the monotonic clock: when an immediate reply was last requested, and when the reply is due.
@@ -61,16 +54,6 @@ class Worker:
     def __post_init__(self) -> None:
         # The reply to `describe`, as an ObjectRef.
         self.description = self.actor.describe.remote()
-
-    @property
-    def name(self) -> str:
-        """The worker's name in errors: its ranks and host, if they are known."""
-        if self.info is None:
-            return "a training actor that has not started"
-        if not self.ranks:
-            return f"the training actor in process {self.info.pid} on {self.info.host}"
-        first, last = self.ranks[0], self.ranks[-1]
-        return f"{f'rank {first}' if first == last else f'ranks {first}-{last}'} on {self.info.host}"
 
     def poll(self, events: EventQueue, wait_s: float) -> None:
         """Request the worker's messages; it replies into ``events``, if it has none after ``wait_s``."""

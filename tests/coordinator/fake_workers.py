@@ -328,7 +328,7 @@ class FakeTrial:
     @property
     def is_settled(self) -> bool:
         """Return True if the world consists of exactly the live actors."""
-        members = {worker.actor for worker in self.group.world.members}
+        members = {worker.actor for worker in self.group.state.members}
         return self.launcher.alive == members and not any(actor.has_left for actor in members)
 
     def report_in(self, seconds: float) -> None:

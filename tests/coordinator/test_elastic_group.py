@@ -26,7 +26,7 @@ def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[...,
     trial.world[1].die()
     assert trial.next_report() == Report(2, {"size": 2})
     assert [call[2] for call in trial.world[0].called("rejoin")] == [1], "the number of reports"
-    assert trial.group.world.changes == [DIED]
+    assert trial.group.state.changes == [DIED]
     assert trial.launcher.abandoned, "ranks that wait for the dead one fail at once"
     assert [actor.rank for actor in trial.world] == [0, 1], "ranks are assigned again"
 
@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
     trial.clock.call_later(TIMEOUT_S + 10.0, lambda: first.reply_to_poll(Report(2, {"size": 2})))
     assert trial.group.next_event() == Report(2, {"size": 2})
     hung_text = "its training actor (process 101): did not leave its broken world within timeout_s=60 s"
-    assert trial.group.world.changes == [f"rank 1 on host1 hung: {hung_text}"]
+    assert trial.group.state.changes == [f"rank 1 on host1 hung: {hung_text}"]
     assert hung.called("kill")
 
 
@@ -106,7 +106,7 @@ def test_a_scheduler_resizes_a_running_trial(make: Callable[..., FakeTrial]) -> 
     assert trial.world[:2] == first, "the ranks that stay keep their processes"
     assert trial.group.world.resize(3, b"three")
     assert trial.next_report().metrics == {"size": 3}
-    assert trial.group.world.changes == ["more workers join", "a scheduler reduced the trial to 3 rank(s)"]
+    assert trial.group.state.changes == ["more workers join", "a scheduler reduced the trial to 3 rank(s)"]
     assert trial.launcher.released == [3]
     assert [call[3] for call in first[0].called("rejoin")] == [b"four", b"three"]
 
@@ -122,7 +122,7 @@ def test_a_resize_that_needs_a_restart_is_refused(make: Callable[..., FakeTrial]
             actor.reply_to_poll(Finished(actor.rank))
         assert isinstance(trial.group.next_event(), Finished)
     assert not trial.group.world.resize(1 if why == "below its placement group" else 4, b"")
-    assert trial.group.world.changes == [] and len(trial.launcher.all_actors) == 2
+    assert trial.group.state.changes == [] and len(trial.launcher.all_actors) == 2
 
 
 def test_fewer_than_min_workers_wait_for_others_and_then_fail(make: Callable[..., FakeTrial]) -> None:
@@ -181,7 +181,7 @@ def test_a_rank_that_does_not_leave_a_broken_world_is_lost_too(make: Callable[..
     trial.clock.call_later(TIMEOUT_S + 10, lambda: trial.report_in(0))
     assert trial.group.next_event() == Report(1, {"size": 1})
     assert trial.clock.now - began <= TIMEOUT_S + 10
-    (change,) = trial.group.world.changes
+    (change,) = trial.group.state.changes
     assert change.startswith(f"{DIED}; rank 2 on host2 hung: its training actor (process 102): did not leave")
 
 
@@ -191,7 +191,7 @@ def test_a_suspended_rank_delays_the_next_world_by_seconds_only(make: Callable[.
     trial.world[1].die()
     trial.report_in(8.0)
     assert trial.group.next_event() == Report(1, {"size": 1})
-    (change,) = trial.group.world.changes
+    (change,) = trial.group.state.changes
     assert change.startswith(
         f"{DIED}; rank 2 on host2 stopped responding: its training actor (process 102): "
     )
@@ -214,7 +214,7 @@ def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., FakeTr
     while trial.next_report().metrics != {"size": 3}:
         assert offers < 3
     assert first[0].called("offer_change") == [(0,)] * 3
-    assert trial.group.world.changes == ["more workers join"]
+    assert trial.group.state.changes == ["more workers join"]
 
 
 def dies_in(call: str, which: int = 1) -> Callable[[list[FakeActor]], None]:
@@ -297,7 +297,7 @@ def test_a_lost_rank_whose_actor_lives_starts_again_on_it(
     assert trial.launcher.all_actors == before and not any(actor.called("kill") for actor in before)
     assert [len(actor.called("begin")) for actor in before] == [1, 2, 1]
     verb = "died" if kind is FailureKind.DIED else "stopped responding"
-    assert trial.group.world.changes == [f"rank 1 on host1 {verb}: process 7: it was ended by SIGKILL"]
+    assert trial.group.state.changes == [f"rank 1 on host1 {verb}: process 7: it was ended by SIGKILL"]
 
 
 def test_a_rank_that_raises_fails_an_elastic_trial(make: Callable[..., FakeTrial]) -> None:
@@ -341,7 +341,7 @@ def test_a_trial_continues_or_fails_if_a_host_is_unsuitable(
         return
     while trial.next_report().metrics != {"size": 3}:
         assert trial.reports < 5
-    assert text in trial.group.world.changes[0]
+    assert text in trial.group.state.changes[0]
 
 
 def test_a_slot_whose_actors_die_at_the_start_is_retried_less_and_less_often(
@@ -405,10 +405,10 @@ def test_a_worker_whose_node_drains_before_it_joins_starts_elsewhere(make: Calla
     trial.next_report()
     assert trial.group.world.resize(4, b"")
     trial.settle()
-    assert sorted(trial.group.world.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
+    assert sorted(trial.group.state.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
     # It is lost there, and must not return to the host that drains.
     next(actor for actor in trial.world if actor.slot == 3).die()
     trial.next_report()
     trial.settle()
-    assert sorted(trial.group.world.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
+    assert sorted(trial.group.state.hosts.values()) == ["host0", "host1", "host2", "hostspare"]
     assert len(trial.launcher.all_actors) == 6

@@ -37,11 +37,11 @@ def check_world(trial: FakeTrial) -> None:
     assert [actor.rank for actor in alive] == list(range(len(alive)))
     hosts = [actor.replies["describe"].host for actor in alive]
     assert len([1 for a, b in itertools.pairwise(hosts) if a != b]) == len(set(hosts)) - 1
-    assert list(trial.group.world.hosts.values()) == hosts
+    assert list(trial.group.state.hosts.values()) == hosts
 
 
 def must_restart(trial: FakeTrial, node: str) -> bool:
-    return trial.group.world.slots.must_restart_elsewhere(trial.group.world.members, node)
+    return trial.group.world.slots.must_restart_elsewhere(trial.group.state.members, node)
 
 
 @pytest.mark.long
@@ -106,9 +106,9 @@ def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., Fake
         trial.launcher.dies_after = {
             event: choose.randint(1, size)
             for event in choose.sample(["leave", "rejoin"], choose.randint(0, 2))
-            if len(trial.group.world.members) > 4
+            if len(trial.group.state.members) > 4
         }
-        if len(trial.group.world.members) > 2 and choose.random() < 0.5:
+        if len(trial.group.state.members) > 2 and choose.random() < 0.5:
             choose.choice(sorted(trial.launcher.alive, key=lambda actor: (actor.slot, actor.rank))).die()
         asked = choose.randint(5, 40)  # so that some ranks are left
         if trial.group.world.resize(asked, b"%d" % asked):
@@ -120,7 +120,7 @@ def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., Fake
         if trial.is_settled and len(trial.launcher.alive) == wanted:
             break
         trial.next_report()
-    assert sorted(worker.slot for worker in trial.group.world.members) == list(range(wanted))
+    assert sorted(worker.slot for worker in trial.group.state.members) == list(range(wanted))
     check_world(trial)
     assert {actor.resources for actor in trial.launcher.alive} <= {b"%d" % wanted, b""}
 
@@ -138,12 +138,12 @@ def test_ranks_that_leave_a_draining_host_and_by_a_resize_leave_once(make: Calla
     assert trial.group.world.resize(SLOTS, b"")
     started = trial.launcher.all_actors[2 * SLOTS :]
     assert all(actor.called("kill") for actor in started), "the replacements are no longer wanted"
-    assert len(trial.group.world.members) == 2 * SLOTS, "the others continue until a commit"
+    assert len(trial.group.state.members) == 2 * SLOTS, "the others continue until a commit"
     for actor in trial.world:
         actor.replies["offer_change"] = actor.leave_world
-    while len(trial.group.world.members) > SLOTS:
+    while len(trial.group.state.members) > SLOTS:
         trial.next_report()
-    assert [worker.slot for worker in trial.group.world.members] == list(range(SLOTS))
+    assert [worker.slot for worker in trial.group.state.members] == list(range(SLOTS))
     assert set(trial.launcher.released) == set(range(SLOTS, 2 * SLOTS))
 
 
@@ -154,12 +154,12 @@ def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
     trial = make(24, min_workers=16, cluster_is_full=cluster_is_full)
     trial.launcher.draining = {"node 1"}
     size = 16 if cluster_is_full else 24
-    while len(trial.group.world.members) != size or "host1" in trial.group.world.hosts.values():
+    while len(trial.group.state.members) != size or "host1" in trial.group.state.hosts.values():
         trial.next_report()
-    change = trial.group.world.changes[0]
+    change = trial.group.state.changes[0]
     assert "rank 8 on host1" in change and "is draining" in change and "ranks 8" not in change
     assert not must_restart(trial, "node 0") and must_restart(trial, "node 1")
-    assert trial.group.world.lost_nodes == []
+    assert trial.group.state.lost_nodes == []
 
 
 @pytest.mark.parametrize("nodes", [{"node 0", "node 1", "node 2"}, {"node 1"}])
@@ -169,5 +169,5 @@ def test_a_trial_with_too_few_other_hosts_stays_on_a_draining_host(
     trial = make(24, min_workers=20, cluster_is_full=True)
     trial.launcher.draining = nodes
     trial.next_report()
-    assert must_restart(trial, "another") and len(trial.group.world.members) == 24
-    assert trial.group.world.changes == [], "the next world would have the same ranks"
+    assert must_restart(trial, "another") and len(trial.group.state.members) == 24
+    assert trial.group.state.changes == [], "the next world would have the same ranks"

@@ -207,7 +207,7 @@ def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers
     assert [event.index for event in events[:-1]] == [1, 2, 3]
     workers.begin(train)
     assert isinstance(workers.group.next_event(), Report)
-    late = [each.actor.acknowledge.remote(1, math.inf, None) for each in workers.group.world.members]
+    late = [each.actor.acknowledge.remote(1, math.inf, None) for each in workers.group.state.members]
     ray.get(late, timeout=60)
     # If the late one had an effect, the third report would be here by now.
     second = workers.group.next_event()

@@ -39,10 +39,10 @@ def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
     last.suspend()
     trial.group.world.create()
     last.resume()
-    late = trial.group.world.members[-1].description.reply
+    late = trial.group.state.members[-1].description.reply
     clock.call_later(TIMEOUT_S + 100.0, lambda: late.set_result(last.replies["describe"]))
     trial.group.begin(REQUEST)
-    assert len(trial.group.world.hosts) == 512
+    assert len(trial.group.state.hosts) == 512
     trial.group.close()
 
 

@@ -128,7 +128,7 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
     (template,) = {each.parent() for each in ranks}
     assert len(ranks) == workers.size and template is not None
     if killed == "the host's actor":
-        info = workers.group.world.members[0].info
+        info = workers.group.state.members[0].info
         assert info is not None
         os.kill(info.pid, signal.SIGKILL)
     else:
@@ -184,7 +184,7 @@ def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_tim
 
     def suspend() -> None:
         rank = eventually(lambda: len(rank_processes()) == 2 and rank_processes()[0], within_s=60)
-        info = made.group.world.members[0].info
+        info = made.group.state.members[0].info
         assert info is not None
         pid = info.pid if which == "actor" else rank.pid
         os.kill(pid, signal.SIGSTOP)

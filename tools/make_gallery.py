@@ -33,7 +33,7 @@ COLUMNS = 92
 
 class _Tee(io.StringIO):
     def write(self, text: str) -> int:
-        sys.__stdout__.write(text)
+        print(text, end="", file=sys.__stdout__)
         return super().write(text)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_experiments import changed, losing_ranks, made_experiment, written
+from made_experiments import changed, losing_ranks, made_experiment, reporting, written
 
 from horovod_tune.analysis import Analysis, analyze, export
 from horovod_tune.analysis.analysis_commands import add_parsers
@@ -73,6 +73,13 @@ def test_the_best_comes_first_then_the_table_the_failures_and_the_facts():
     assert "CUDA out of memory <b>now</b>" in text
     assert "Searcher" in text
     assert any(block in table for block in "▂▃▄▅▆▇")
+
+
+def test_a_trial_without_reports_has_no_values():
+    analysis = reporting([{"loss": 1.5}], [{"loss": math.nan}], [], metric="loss", mode="min")
+    lines = shown(analysis).splitlines()
+    rows = [line for trial in analysis.trials for line in lines if line.startswith(trial.trial_id)]
+    assert [row.split().count("nan") for row in rows] == [0, 2, 0]
 
 
 def test_ranks_that_an_elastic_trial_lost_are_named():

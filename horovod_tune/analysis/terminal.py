@@ -123,10 +123,14 @@ def _table(analysis: Results, rows: int, width: int) -> Table:
         reports = analysis.reports[analysis.reports["has_value"]]
         curves = [reports.loc[reports["trial"] == number, "value"].to_numpy() for number in order]
         scores = analysis.scores.loc[order]
-        last = _Column(
-            analysis.metric or "", [_number(analysis.value_text(v, digits=5)) for v in scores["last"]], True
-        )
-        best = _Column("best", [_number(analysis.value_text(v, digits=5)) for v in scores["best"]], True)
+        shown = {
+            name: [
+                _number(analysis.value_text(value, digits=5)) if trial.reports else Text()
+                for value, trial in zip(scores[name], trials, strict=True)
+            ]
+            for name in ("last", "best")
+        }
+        last, best = _Column(analysis.metric or "", shown["last"], True), _Column("best", shown["best"], True)
         curve = _Column("curve", [Text(sparkline(curve, 16), style="cyan") for curve in curves])
         columns, spare = [*columns, last, best, curve], [curve, *spare, best]
     for name, numbers in analysis.unranked().items():

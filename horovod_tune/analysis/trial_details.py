@@ -125,8 +125,8 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
     """Return each period in which a driver ran the trial: when start-up and training began, and the end.
 
     All are Unix times in seconds; `sessions` are the starts of the experiment's drivers. A period ends with
-    the last report before the next driver's start, or before a pause of at least 2 s (as under HyperBand),
-    unless the trial has ever failed: then it may have done work in the pause that was lost.
+    the last report before the next driver's start, or before a pause of at least 2 s (as under HyperBand).
+    A trial that has ever failed has no pauses: it may have done work in them that was lost.
     """
     if trial.start_time is None:
         return []

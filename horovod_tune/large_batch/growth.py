@@ -107,9 +107,9 @@ class NoiseScaleGrowth:
 
     .. math:: B \leftarrow f B \quad \text{while } c\,\mathrm{low}(B_{simple}) \ge f B
 
-    where low is the lower end of the confidence interval, and c, `fraction`, the wanted batch as a multiple
-    of the noise scale: at 1, training needs about twice as many samples as with the smallest batch, and twice
-    as many steps as with the largest. In our measurements this saved no steps.
+    where low is the lower end of the confidence interval, and c is `fraction`: the wanted batch as a multiple
+    of the noise scale. At 1, training needs about twice as many samples as with the smallest batch, and about
+    twice as many steps as with the largest. In our measurements this saved no steps.
 
     >>> estimate = NoiseEstimate(1000.0, low=600.0, high=2000.0, squared_gradient=1.0, trace=1000.0)
     >>> [NoiseScaleGrowth()(3, batch, estimate, None) for batch in (64, 256, 512)]

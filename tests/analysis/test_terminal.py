@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_experiments import changed, losing_ranks, made_experiment, written
+from made_experiments import changed, losing_ranks, made_experiment, reporting, written
 
 from horovod_tune.analysis import Analysis, analyze, export
 from horovod_tune.analysis.analysis_commands import add_parsers
@@ -39,9 +39,10 @@ def run(*words: object) -> int:
     return args.run(args)
 
 
-def shown(analysis: Analysis, **settings: object) -> str:
+def shown(analysis: Analysis, width: int = 160, **settings: object) -> str:
     stream = io.StringIO()
-    terminal.Console(file=stream, width=160).print(terminal.view(analysis, width=160, **settings))
+    view = terminal.view(analysis, width=width, **settings)
+    terminal.Console(file=stream, width=width).print(view, crop=False)
     return stream.getvalue()
 
 
@@ -75,6 +76,13 @@ def test_the_best_comes_first_then_the_table_the_failures_and_the_facts():
     assert any(block in table for block in "▂▃▄▅▆▇")
 
 
+def test_a_trial_without_reports_has_no_values():
+    analysis = reporting([{"loss": 1.5}], [{"loss": math.nan}], [], metric="loss", mode="min")
+    lines = shown(analysis).splitlines()
+    rows = [line for trial in analysis.trials for line in lines if line.startswith(trial.trial_id)]
+    assert [row.split().count("nan") for row in rows] == [0, 2, 0]
+
+
 def test_ranks_that_an_elastic_trial_lost_are_named():
     why = "rank 1 on n[1] died: process 7: it was ended by SIGKILL"
     lines = shown(losing_ranks(why)).splitlines()
@@ -104,9 +112,7 @@ def test_what_looks_like_markup_is_text():
 
 
 def test_a_narrow_terminal_leaves_out_hyperparameters_and_counts_them():
-    stream = io.StringIO()
-    terminal.Console(file=stream, width=80).print(terminal.view(made_experiment(5), width=80))
-    text = stream.getvalue()
+    text = shown(made_experiment(5), width=80)
     assert "abcd1_00000" in text and re.search(r"not shown: [1-5] more hyperparameters", text)
     assert max(map(len, text.splitlines())) <= 80
 
@@ -252,9 +258,7 @@ def test_ids_and_numbers_are_never_cut_but_names_are(width, metric):
     rows = [tuple(row | {LONG: row["loss"]} for row in trial.rows) for trial in made.trials]
     trials = [replace(trial, rows=each) for trial, each in zip(made.trials, rows, strict=True)]
     analysis = changed(made, trials=tuple(trials), metric=metric)
-    stream = io.StringIO()
-    terminal.Console(file=stream, width=width).print(terminal.view(analysis, width=width), crop=False)
-    lines = stream.getvalue().splitlines()
+    lines = shown(analysis, width=width).splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("trial "))
     table = [line.split() for line in lines[head + 2 : head + 8]]
     lasts = analysis.scores["last"]
@@ -275,9 +279,7 @@ def test_what_is_copied_is_not_broken_into_lines():
     made = made_experiment(1)
     (trial,) = made.trials
     analysis = changed(made, trials=(replace(trial, config={"data": "/data/" + "x" * 100}),))
-    stream = io.StringIO()
-    terminal.Console(file=stream, width=60).print(terminal.view(analysis, width=60), crop=False)
-    assert f"config = {{'data': '/data/{'x' * 100}'}}" in stream.getvalue()
+    assert f"config = {{'data': '/data/{'x' * 100}'}}" in shown(analysis, width=60)
 
 
 def test_a_text_with_a_lone_carriage_return_stays_in_its_row(tmp_path):

@@ -45,8 +45,8 @@ from horovod_tune.messages import (
 )
 from horovod_tune.rank import script
 from horovod_tune.rank.imports import ImportTimes, is_installed
+from horovod_tune.rank.rank_start import RankStart
 from horovod_tune.rank.streams import flush_streams
-from horovod_tune.rank.template import RankStart
 from horovod_tune.rank.training import Training
 from horovod_tune.ray_compat import rank_connection
 from horovod_tune.session.committed_state import CommittedState

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 import psutil
 
 from horovod_tune.rank.allocator import keep_freed_memory
+from horovod_tune.rank.rank_start import RankStart
 
 # The Python program of a template and, with "rank" as argument, of a rank that cannot be forked.
 BOOT = (
@@ -72,16 +73,6 @@ class Settings:
     path: str
     make_backend: Callable[[], Any]
     preload: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RankStart:
-    """What a rank's process begins with: its descriptors, and the backend, which has loaded its libraries."""
-
-    control: int
-    output: int
-    channel: int
-    backend: Any
 
 
 def prctl(option: int, value: Any) -> None:

@@ -320,7 +320,7 @@ class TrialWorld:
     size: int
     changes: int
     gpu: int | None
-    device: str
+    device: str = "cpu"
 
     def check_synchronised(self, model: torch.nn.Module) -> None:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.

@@ -10,11 +10,14 @@ from unittest.mock import Mock
 import pytest
 import ray
 
+from horovod_tune.actors.actor_launcher import ActorLauncher
 from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.gloo import gloo_backend
 from horovod_tune.messages import Assignment, RankInfo, RankRejoin, WorkerInfo
 from horovod_tune.rank import process
 from horovod_tune.spec.trial_spec import make_spec
+from horovod_tune.tpu import reservation
+from horovod_tune.tpu.slices import TpuHost
 
 INTERFACES = {"lo": ("127.0.0.1",), "eth0": ("10.0.0.5",), "ib0": ("10.9.0.5",)}
 
@@ -103,3 +106,34 @@ def test_the_rendezvous_can_be_reached_from_the_ranks_host(
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.2")
     environment = assign(node).environment
     assert environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"].startswith(f"{address}:")
+
+
+def test_a_rank_on_a_tpu_is_numbered_by_its_chip_and_rank_0_by_the_first_host_of_the_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the order of the actors, and wherever the coordinator is."""
+    hosts = [TpuHost(node, 2, "s", i, "v5litepod-4", "2x2") for i, node in enumerate(["a", "b"])]
+    monkeypatch.setattr(reservation, "tpu_hosts", lambda: hosts)
+    spec = make_spec(backend="torch", use_tpu=True, num_hosts=2)
+    group: Any = Mock(bundle_specs=[{"TPU": 2.0, "TPU-v5litepod-4-head": 1.0}])
+    placed: list[Any] = []
+
+    def open_rendezvous(ranks: Any) -> Any:
+        placed.extend(ranks)
+        return [{} for _ in ranks], lambda: None
+
+    tpu = reservation.Reservation(spec, group)
+    launcher = ActorLauncher(
+        spec, group, node_id="b", make_backend=Mock(), open_rendezvous=open_rendezvous, tpu=tpu
+    )
+    chips = [("b", "1"), ("a", "1"), ("b", "0"), ("a", "0")]
+    infos = [
+        WorkerInfo(node, "10.0.0.5", f"host-{node}", 7, 0.0, tpu_ids=(chip,), interfaces=INTERFACES)
+        for node, chip in chips
+    ]
+    assigned = launcher.assign([None] * 4, infos)
+    launcher.close()
+    found = [(each.rank, each.local_rank, each.cross_rank) for (each,) in (a.rank_infos for a in assigned)]
+    assert found == [(3, 1, 1), (1, 1, 0), (2, 0, 1), (0, 0, 0)]
+    assert [each.rank_info.rank for each in placed] == [3, 1, 2, 0]
+    assert tpu.chips is not None and [worker for worker, _ in tpu.chips.processes] == [3, 1, 2, 0]

@@ -235,8 +235,6 @@ class Supervisor:
 
     def _read(self, key: selectors.SelectorKey) -> None:
         rank: RankProcess = key.data
-        if rank.has_ended.is_set():
-            return
         if key.fileobj is rank.control:
             if not rank.receive():
                 self._selector.unregister(rank.control)

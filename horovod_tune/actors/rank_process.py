@@ -235,8 +235,6 @@ class Supervisor:
 
     def _read(self, key: selectors.SelectorKey) -> None:
         rank: RankProcess = key.data
-        if rank.has_ended.is_set():
-            return
         if key.fileobj is rank.control:
             if not rank.receive():
                 self._selector.unregister(rank.control)
@@ -291,7 +289,7 @@ def oom_kills() -> int | None:
         places = [f"/sys/fs/cgroup{groups.get('', '')}/memory.events", "/sys/fs/cgroup/memory.events"]
         places += [f"/sys/fs/cgroup/memory{groups.get('memory', '')}/memory.oom_control"]
         for place in places:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, KeyError):  # Linux before 4.13 does not count
                 counts = dict(line.split() for line in Path(place).read_text().splitlines())
                 return int(counts["oom_kill"])
     return None

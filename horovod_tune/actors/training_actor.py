@@ -205,9 +205,9 @@ class TrainingActor:
             rank.send("stalled", names=awaited)
         return messages
 
-    def send_log(self, rank: RankProcess | None = None) -> None:
+    def send_log(self) -> None:
         """Send what the process has printed, with the next reply to a poll."""
-        rank = rank or self._rank
+        rank = self._rank
         with self._sending:
             if rank is not None and (text := rank.output.take()):
                 self._outbox.put(LogChunk(self._number, text))
@@ -324,7 +324,7 @@ class TrainingActor:
     def _record_end(self, rank: RankProcess) -> None:
         """Report ranks whose process has ended without having said how their functions ended."""
         if rank is self._rank and self.running:
-            self.send_log(rank)
+            self.send_log()
             self._rank = None
             kind = FailureKind.UNRESPONSIVE if rank.was_suspended else FailureKind.DIED
             for number in sorted(self.running):

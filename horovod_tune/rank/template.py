@@ -360,7 +360,7 @@ def _exec_rank(settings: Settings, descriptors: Sequence[int]) -> NoReturn:
     """Replace this process with a new Python that imports everything itself."""
     contents = json.dumps(sys.path).encode() + b"\n"
     contents += pickle.dumps((settings.make_backend, settings.preload, list(descriptors)))
-    given = os.memfd_create("horovod_tune_rank", 0)
+    given = os.memfd_create("horovod_tune_rank")  # closed by exec, unlike its copy
     os.write(given, contents)
     os.lseek(given, 0, os.SEEK_SET)
     os.dup2(given, 0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from horovod_tune.actors import rank_output
 from horovod_tune.actors.rank_output import STALL_LINES, RankOutput, missing_ranks
-from horovod_tune.actors.rank_process import describe_exit, last_lines
+from horovod_tune.actors.rank_process import describe_exit, last_lines, oom_kills
 
 WARNING = (
     "[2026-11-21 10:{minute:02}:00.1: W horovod/common/stall_inspector.cc:107] One or more tensors were "
@@ -185,6 +186,43 @@ def test_the_end_of_a_process_is_described_with_what_the_kernel_counts(
     status: int | None, before: int | None, after: int | None, text: str
 ) -> None:
     assert describe_exit(status, before, after) == text
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({"/proc/self/cgroup": "0::/a", "/sys/fs/cgroup/a/memory.events": "max 7\noom_kill 3"}, 3),
+        # In a container, /sys/fs/cgroup is its own.
+        ({"/proc/self/cgroup": "0::/../a", "/sys/fs/cgroup/memory.events": "oom_kill 2"}, 2),
+        (
+            {
+                "/proc/self/cgroup": "5:cpu,cpuacct:/c\n4:memory:/m\n0::/",
+                "/sys/fs/cgroup/memory/m/memory.oom_control": "under_oom 0\noom_kill 1",
+            },
+            1,
+        ),
+        # Linux before 4.13 does not count.
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/m",
+                "/sys/fs/cgroup/memory/m/memory.oom_control": "oom_kill_disable 0\nunder_oom 0",
+            },
+            None,
+        ),
+        ({"/proc/self/cgroup": "0::/a"}, None),
+        ({}, None),
+    ],
+)
+def test_the_kernels_count_of_a_cgroup_is_found(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], count: int | None
+) -> None:
+    def read_text(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert oom_kills() == count
 
 
 def test_the_last_lines_are_few_and_without_native_stacks() -> None:

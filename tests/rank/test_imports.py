@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,29 @@ def test_of_slow_packages_the_modules_to_preload_are_named(site: Path) -> None:
     assert list(found) == ["slow_one.part"], "what it imports itself counts for it"
     assert found["slow_one.part"] >= 0.3
     assert times not in sys.meta_path and times.stop() == found
+
+
+def test_the_modules_of_a_package_add_up_and_those_of_others_do_not(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(sys, "clock_of_imports", clock, raising=False)
+    monkeypatch.setattr(imports, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(imports, "LEAST_S", 1.0)
+    took = {
+        "one/__init__": 0.0,
+        "one/first": 0.6,
+        "one/second": 0.5,
+        "one/short": 0.05,
+        "other/__init__": 0.0,
+        "other/part": 0.9,
+    }
+    for name, seconds in took.items():
+        write(site, f"{name}.py", f"import sys\nsys.clock_of_imports.now += {seconds}")
+    times = ImportTimes()
+    for name in ("one.first", "other.part", "one.second", "one.short"):
+        importlib.import_module(name)
+    assert times.stop() == {"one.first": 0.6, "one.second": 0.5}
 
 
 def test_modules_of_the_script_and_of_other_threads_are_not_measured(site: Path, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_the_second_rank_still_reports_when_the_first_has_ended(shared: Shared, 
     assert "HOROVOD_TUNE_RANK" not in os.environ
     with pytest.raises(NotInTraining):
         horovod_tune.report(rank=2)
+    assert tune.get_context().get_trial_id() is None, "both trials have ended for Tune, too"
 
 
 def test_the_second_rank_keeps_its_parameters_when_the_first_has_ended(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -207,9 +208,10 @@ class Results:
     def session_gaps(self) -> list[tuple[float, float]]:
         """The gaps between drivers, in Unix time: from the last report before a start to that start."""
         gaps = []
-        for session in self.record.sessions[1:]:
+        for before, session in itertools.pairwise(self.record.sessions):
             ends = self.spans.loc[self.spans["begin"] < session, "end"].clip(upper=session)
-            gaps.append((float(ends.max()) if len(ends) else session, session))
+            # A driver that was killed before a report leaves nothing but its start.
+            gaps.append((max(before, float(ends.max())) if len(ends) else session, session))
         return gaps
 
     @property

@@ -184,6 +184,12 @@ def test_the_timeline_has_the_gap_and_no_more_rows_than_ran_at_once(resumed):
     assert (shape.x0 * 60, shape.x1 * 60) == pytest.approx((40.0, 1000.0))
 
 
+def test_gaps_do_not_overlap_if_a_driver_was_killed_before_any_report(resumed):
+    begin, end = resumed.record.sessions
+    again = changed(resumed, sessions=(begin, START + 500.0, end))
+    assert again.session_gaps == [(START + 40.0, START + 500.0), (START + 500.0, LATER)]
+
+
 def test_curves_over_time_are_broken_by_the_gap(resumed):
     figure = plots.learning_curves(resumed, "time")
     assert [int(np.isnan(trace.y).sum()) for trace in figure.data] == [0, 1]

@@ -95,7 +95,7 @@ test-matrix: set-up
 
 test-xla: set-up-xla
 	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/integrations -k torch_xla $(PYTEST_ARGS)
-	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/xla tests/coordinator/test_worker_contract.py tests/rank/test_below_a_rank.py -k "not gloo" $(PYTEST_ARGS)
+	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/backends/torch_xla tests/coordinator/test_worker_contract.py tests/rank/test_below_a_rank.py -k "not gloo" $(PYTEST_ARGS)
 
 test-gpu: set-up
 	@if [ -e /dev/nvidiactl ]; then $(VENV)/bin/horovod-tune install-horovod --gpu nccl; fi

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from horovod_tune.actors import ranks
-from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.backends.horovod.rendezvous import Rendezvous
 from horovod_tune.messages import RankInfo
 
 RANKS_PER_HOST = 8

@@ -28,13 +28,13 @@ from typing import Any
 
 from benchmarks.scale_rendezvous import RANKS_PER_HOST
 from horovod_tune.actors import ranks
+from horovod_tune.backends.horovod.horovod_backend import horovod_environment
 from horovod_tune.channel.report_channel import CoordinatorChannel, Listener, RankChannel, hand_over
 from horovod_tune.coordinator import slots, workers
 from horovod_tune.coordinator import world as world_module
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.gloo.gloo_backend import horovod_environment
 from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
 from horovod_tune.ray_compat import queries
 

@@ -2,12 +2,12 @@
 
 train(config)                                     the user's function, in the main thread
  └ rank/             one process per rank and trial, forked from the host's template; ends with the trial
-    └ actors/           one training actor per rank (xla/: one actor per TPU host): starts and watches it
+    └ actors/           one training actor per rank (torch_xla: one per TPU host): starts and watches it
        └ coordinator/      one actor per trial; keeps the training actors for the next trial
           └ trainable.py      the trial, as Tune sees it        ── step() ─► Tune ─► search/
 
 rank/template.py     one process per host and search: a fresh Python that has imported what ranks need, and
-                     forks them: gloo/ for Horovod, torch_dist/ for torch.distributed, or xla/ for torch_xla
+                     forks them: backends/ for Horovod, torch.distributed or torch_xla
 session/             report() and checkpoints, called by train(config)
 messages.py          Report, Finished, Failed: what ranks send to the coordinator
 """

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod_tune.backends import require_installed
+from horovod_tune.backend_choice import require_installed
 from horovod_tune.errors import OutsideTune
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.backends.torch_xla.host_actor import HostActor
+from horovod_tune.backends.torch_xla.topology import LaunchPlan
+from horovod_tune.backends.torch_xla.torch_xla_runtime import set_variables
+from horovod_tune.backends.torch_xla.xla_launcher import XlaLauncher
 from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
-from horovod_tune.xla.host_actor import HostActor
-from horovod_tune.xla.topology import LaunchPlan
-from horovod_tune.xla.torch_xla_runtime import set_variables
-from horovod_tune.xla.xla_launcher import XlaLauncher
 
 HERE = str(Path(__file__).parent)
 

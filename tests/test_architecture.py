@@ -23,11 +23,11 @@ LAYERS = [
     {"transfer", "tpu"},
     {"rank"},
     {"actors"},
-    {"gloo", "torch_dist", "xla"},
+    {"backends"},
     {"coordinator"},
     {"doctor"},
     {"analysis"},
-    {"backends"},
+    {"backend_choice"},
     {"trainable"},
     {"run_settings"},
     {"creator"},
@@ -39,8 +39,8 @@ LAYERS = [
 LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 
 # Each of these runs in its own process and exchanges messages with the others. What the coordinator needs
-# from backends is in `coordinator/backend_protocol.py`; `backends.py` joins the two.
-BACKENDS = ("gloo", "torch_dist", "xla")
+# from backends is in `coordinator/backend_protocol.py`; `backend_choice.py` joins the two.
+BACKENDS = ("backends.horovod", "backends.torch_distributed", "backends.torch_xla")
 APART = [
     *(("coordinator", each) for each in ("rank", "actors", *BACKENDS)),
     *itertools.combinations(BACKENDS, 2),
@@ -133,24 +133,29 @@ def test_processes_that_exchange_messages_do_not_import_each_other() -> None:
     crossing = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for one, other in both_ways
-        for path in (PACKAGE / one).rglob("*.py")
+        for path in (PACKAGE / one.replace(".", "/")).rglob("*.py")
         for name in imports(path.read_text())
-        if name.split(".")[:2] == ["horovod_tune", other]
+        if f"{name}.".startswith(f"horovod_tune.{other}.")
     ]
     assert not crossing
 
 
 def test_a_backends_library_is_imported_only_in_its_folders() -> None:
     homes = {
-        "horovod": {"gloo", "large_batch", "session", "integrations"},
-        "torch_xla": {"xla"},
-        "torch_tpu": {"torch_dist"},
+        "horovod": {"backends/horovod", "large_batch", "session", "integrations"},
+        "torch_xla": {"backends/torch_xla"},
+        "torch_tpu": {"backends/torch_distributed"},
     }
+
+    def home_of(path: Path) -> str:
+        parts = path.relative_to(PACKAGE).parts
+        return "/".join(parts[:2]) if parts[0] == "backends" else unit_of(path)
+
     elsewhere = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in modules()
         for name in imports(path.read_text())
-        if unit_of(path) not in homes.get(name.split(".")[0], {unit_of(path)})
+        if home_of(path) not in homes.get(name.split(".")[0], {home_of(path)})
     ]
     assert not elsewhere
 

@@ -29,7 +29,7 @@ SHARED = {"digits_mlp"}
 ELSEWHERE = {
     "bayesopt_digits": "../Makefile",
     "first_search": "test_notebook.py",
-    "transformers_tpu": "xla/test_example.py",
+    "transformers_tpu": "backends/torch_xla/test_example.py",
 }
 # Run as a user types it; the others' `main` is called below, with settings of the test's.
 SCRIPTS = {

@@ -75,7 +75,7 @@ def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
 
 @pytest.mark.long
 def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_named_with_its_cure(tmp_path):
-    code = "from horovod_tune.gloo.gloo_backend import require_installed as check; check()"
+    code = "from horovod_tune.backends.horovod.horovod_backend import require_installed as check; check()"
     (tmp_path / "horovod" / "torch").mkdir(parents=True)
     (tmp_path / "horovod" / "__init__.py").touch()
     (tmp_path / "horovod-0.27.0.dist-info").mkdir()
@@ -103,7 +103,7 @@ def test_a_folder_that_hides_the_installed_horovod_is_named(tmp_path):
     pytest.importorskip("horovod")
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").touch()
-    code = "from horovod_tune.gloo.gloo_backend import require_installed as check; check()"
+    code = "from horovod_tune.backends.horovod.horovod_backend import require_installed as check; check()"
     with pytest.raises(subprocess.CalledProcessError) as raised:
         subprocess.run(
             [sys.executable, "-c", code],

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 import ray
 
-from horovod_tune.backends import make_launcher
+from horovod_tune.backend_choice import make_launcher
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function import shipping

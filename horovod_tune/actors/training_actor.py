@@ -66,7 +66,7 @@ KILL_TIMEOUT_S = 5.0
 class TrainingActor:
     """One rank after another; implements `coordinator.backend_protocol.WorkerActor`.
 
-    In a TPU trial, `xla/host_actor.py` has one of these for each process, which may have two ranks.
+    With torch_xla, `HostActor` has one of these for each process of its host, which may have two ranks.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TrainingActor:
                 self._spare = self._fork()
 
     def serve_store(self, host: str, token: ChannelToken | None) -> int:
-        """Make the rank open the store of its next world; return its port. For `torch_dist`."""
+        """Make the rank open the store of its next world; return its port. For torch.distributed."""
         rank = self._rank or self.start_process(token)
         port: int = rank.ask("serve_store", host, timeout_s=ANSWER_TIMEOUT_S)
         return port

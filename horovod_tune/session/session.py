@@ -1,7 +1,7 @@
 """Runs in each rank: the session behind `report()`, `get_checkpoint()` and their namesakes in ray.tune.
 
 Step 1 of 5 of a report's path: `Session.report()` passes it to `actors/training_actor.py` or
-`xla/host_actor.py`, and waits until Tune has decided.
+`backends/torch_xla/host_actor.py`, and waits until Tune has decided.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import ray
 
 from horovod_tune.actors.actor_launcher import ActorLauncher
 from horovod_tune.actors.training_actor import TrainingActor
-from horovod_tune.gloo import gloo_backend
+from horovod_tune.backends.horovod import horovod_backend
 from horovod_tune.messages import Assignment, RankInfo, RankRejoin, WorkerInfo
 from horovod_tune.rank import process
 from horovod_tune.spec.trial_spec import make_spec
@@ -28,7 +28,9 @@ def assign() -> Any:
     launchers = []
 
     def assign(node: str = "a", **settings: Any) -> Assignment:
-        launchers.append(gloo_backend.launcher(make_spec(**{"num_slots": 2, **settings}), None, node_id="a"))  # type: ignore[arg-type]
+        launchers.append(
+            horovod_backend.launcher(make_spec(**{"num_slots": 2, **settings}), None, node_id="a")
+        )  # type: ignore[arg-type]
         facts = [
             WorkerInfo(node, "10.0.0.5", "host", 7 + each, 0.0, (str(each),), interfaces=INTERFACES)
             for each in (0, 1)

@@ -11,9 +11,9 @@ import cloudpickle
 import pytest
 
 from horovod_tune import commit, get_state, report
+from horovod_tune.backends.horovod import horovod_elastic
+from horovod_tune.backends.horovod.horovod_world import is_collective_error
 from horovod_tune.errors import NotInitialized
-from horovod_tune.gloo import horovod_elastic
-from horovod_tune.gloo.horovod_world import is_collective_error
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
 from horovod_tune.session.committed_state import CommittedState, States

@@ -12,8 +12,8 @@ import pytest
 from processes import run_python
 
 from horovod_tune import creator  # noqa: F401 - imports all patches of Ray
+from horovod_tune.backends.torch_distributed import process_groups  # noqa: F401 - it has a patch too
 from horovod_tune.ray_compat import compatibility
-from horovod_tune.torch_dist import process_groups  # noqa: F401 - it has a patch too
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 

@@ -22,7 +22,7 @@ def train(config: dict[str, Any]) -> None:
 def test_a_host_without_a_tpu_is_named() -> None:
     program = """
 from horovod_tune.messages import RankInfo
-from horovod_tune.torch_dist.torch_world import TorchWorld
+from horovod_tune.backends.torch_distributed.torch_world import TorchWorld
 world = TorchWorld(9, 9, "tpu")
 world.load()
 try:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from horovod_tune.backends.torch_distributed.torch_backend import tpu_environment
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import WorkerInfo
 from horovod_tune.spec.tpu_types import shape_of
 from horovod_tune.spec.trial_spec import make_spec
-from horovod_tune.torch_dist.torch_backend import tpu_environment
 from horovod_tune.tpu import slices
 from horovod_tune.tpu.chips import chips_of
 from horovod_tune.tpu.slices import TpuHost

@@ -90,7 +90,7 @@ def train_with_commits(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
     import torch
 
-    from horovod_tune.gloo import horovod_elastic
+    from horovod_tune.backends.horovod import horovod_elastic
 
     horovod_elastic.PIECE_BYTES = 1000  # a state comes to a rank that joins in several
     weights = bytes(range(256)) * 20

@@ -11,9 +11,9 @@ import ray
 
 from horovod_tune.actors.actor_launcher import ActorLauncher
 from horovod_tune.actors.rank_backend import PlacedRank
+from horovod_tune.backends.torch_distributed.torch_world import INSTALL_TORCH_TPU, TorchWorld
 from horovod_tune.errors import BackendMissing, StartFailed
 from horovod_tune.spec.trial_spec import TrialSpec
-from horovod_tune.torch_dist.torch_world import INSTALL_TORCH_TPU, TorchWorld
 from horovod_tune.tpu.chips import TrialChips
 from horovod_tune.tpu.reservation import Reservation
 

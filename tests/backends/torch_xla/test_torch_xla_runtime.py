@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from horovod_tune.backends.torch_xla.torch_xla_runtime import TorchXla, set_variables
 from horovod_tune.messages import FailureKind
-from horovod_tune.xla.torch_xla_runtime import TorchXla, set_variables
 
 
 def test_a_process_has_its_own_variables_then_what_imports_have_set_then_its_actors(

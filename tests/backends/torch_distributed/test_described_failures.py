@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from horovod_tune.backends.torch_distributed import torch_world
+from horovod_tune.backends.torch_distributed.torch_world import TorchWorld
 from horovod_tune.errors import BackendMissing
 from horovod_tune.messages import RankInfo
-from horovod_tune.torch_dist import torch_world
-from horovod_tune.torch_dist.torch_world import TorchWorld
 
 
 @pytest.fixture

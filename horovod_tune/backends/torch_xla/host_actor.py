@@ -20,6 +20,8 @@ from horovod_tune.actors.outbox import Outbox
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.actors.rank_process import RankProcess
 from horovod_tune.actors.training_actor import ANSWER_TIMEOUT_S, TrainingActor
+from horovod_tune.backends.torch_xla.hang_detector import CHECK_INTERVAL_S, Inactivity, explain
+from horovod_tune.backends.torch_xla.topology import LaunchPlan
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     Assignment,
@@ -32,8 +34,6 @@ from horovod_tune.messages import (
     TrialRequest,
     WorkerInfo,
 )
-from horovod_tune.xla.hang_detector import CHECK_INTERVAL_S, Inactivity, explain
-from horovod_tune.xla.topology import LaunchPlan
 
 # How long the ranks of a slice may take to start: each waits for all others, so a large slice takes minutes.
 LAUNCH_TIMEOUT_S = 900.0

@@ -17,6 +17,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from horovod_tune import errors as error_text
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.actors.training_actor import METHODS_AT_ONCE
+from horovod_tune.backends.torch_xla import topology
+from horovod_tune.backends.torch_xla.host_actor import LAUNCH_TIMEOUT_S, HostActor
+from horovod_tune.backends.torch_xla.topology import LaunchPlan
+from horovod_tune.backends.torch_xla.torch_xla_runtime import TorchXla
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import BackendMissing, StartFailed
 from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
@@ -24,10 +28,6 @@ from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.tpu import reservation
 from horovod_tune.tpu.reservation import Reservation
-from horovod_tune.xla import topology
-from horovod_tune.xla.host_actor import LAUNCH_TIMEOUT_S, HostActor
-from horovod_tune.xla.topology import LaunchPlan
-from horovod_tune.xla.torch_xla_runtime import TorchXla
 
 # How often the heartbeat of a host actor is checked while its ranks start.
 HEARTBEAT_S = 5.0
@@ -127,5 +127,5 @@ class XlaLauncher:
         self._reservation.close()
 
 
-# As `backends.py` calls it.
+# As `backend_choice.py` calls it.
 launcher = XlaLauncher

@@ -13,9 +13,9 @@ import pytest
 from sessions import local_ray
 from worker_kinds import Workers
 
+from horovod_tune.backends.torch_xla.compile_cache import directory_of, make_room
+from horovod_tune.backends.torch_xla.topology import LaunchPlan
 from horovod_tune.errors import StartFailed
-from horovod_tune.xla.compile_cache import directory_of, make_room
-from horovod_tune.xla.topology import LaunchPlan
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -11,10 +11,10 @@ import cloudpickle
 import pytest
 from worker_kinds import Workers, skip_unless_installed
 
+from horovod_tune.backends.torch_xla.hang_detector import Inactivity, explain
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
 from horovod_tune.session import session
-from horovod_tune.xla.hang_detector import Inactivity, explain
 
 pytestmark = pytest.mark.processes
 

@@ -12,9 +12,9 @@ import ray
 
 from horovod_tune.actors.actor_launcher import ActorLauncher
 from horovod_tune.actors.rank_backend import PlacedRank
+from horovod_tune.backends.horovod.horovod_world import HorovodWorld
+from horovod_tune.backends.horovod.rendezvous import Rendezvous
 from horovod_tune.errors import BackendMissing
-from horovod_tune.gloo.horovod_world import HorovodWorld
-from horovod_tune.gloo.rendezvous import Rendezvous
 from horovod_tune.horovod_build.installed import UNHIDE, hiding_file, installed_horovod
 from horovod_tune.messages import RankInfo
 from horovod_tune.spec.trial_spec import TrialSpec

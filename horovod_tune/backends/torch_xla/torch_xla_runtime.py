@@ -17,9 +17,9 @@ from dataclasses import astuple
 from typing import Any
 
 from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.backends.torch_xla import compile_cache
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.tpu.chips import PEER_ENDED
-from horovod_tune.xla import compile_cache
 
 # Variables in which Ray names all chips of an actor. A rank has one chip: torch_xla or `LaunchPlan` names it.
 _SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")

@@ -24,7 +24,7 @@ def be_rank(rank: int, pipe: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    from horovod_tune.torch_dist.torch_world import TorchWorld
+    from horovod_tune.backends.torch_distributed.torch_world import TorchWorld
 
     world = TorchWorld(stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S, device="cpu")
     world.load()
@@ -86,7 +86,7 @@ ALONE = """
 import os
 from datetime import timedelta
 from horovod_tune.messages import RankInfo
-from horovod_tune.torch_dist import process_groups, torch_world
+from horovod_tune.backends.torch_distributed import process_groups, torch_world
 
 process_groups.ARRIVAL_TIMEOUT = timedelta(seconds=1)
 world = torch_world.TorchWorld(stall_timeout_s=1, connect_timeout_s=5, device="cpu")

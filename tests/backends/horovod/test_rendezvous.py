@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import eventually, mangled
 
-from horovod_tune.gloo import rendezvous
-from horovod_tune.gloo.rendezvous import Rendezvous, addresses_for
+from horovod_tune.backends.horovod import rendezvous
+from horovod_tune.backends.horovod.rendezvous import Rendezvous, addresses_for
 
 WAIT_S = 20.0
 ENDLESS = b"x" * (rendezvous.MAX_REQUEST_BYTES + 70000)
@@ -160,7 +160,7 @@ def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
 
 SERVER_WITH_FEW_FILES = """
 import contextlib, os, resource
-from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.backends.horovod.rendezvous import Rendezvous
 with contextlib.closing(Rendezvous("127.0.0.1")) as server:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     print(server.address, flush=True)

@@ -285,8 +285,8 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once(
         seen.write_text(f"{os.getpid()} {torch_xla.device()}")
 
     def init(trial: Any, *arguments: Any, **keywords: Any) -> None:
-        from horovod_tune.xla.topology import LaunchPlan
-        from horovod_tune.xla.xla_launcher import XlaLauncher
+        from horovod_tune.backends.torch_xla.topology import LaunchPlan
+        from horovod_tune.backends.torch_xla.xla_launcher import XlaLauncher
 
         # The CPU as two devices of one process; they dead-lock in a collective, so there is none here.
         plan = LaunchPlan(environment={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})

@@ -239,8 +239,8 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
     ray_session: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two placement groups as Tune makes them at once: each trial's hosts are of one slice."""
+    from horovod_tune.backends.torch_xla import xla_launcher
     from horovod_tune.tpu import reservation
-    from horovod_tune.xla import xla_launcher
 
     spec = make_spec(use_tpu=True, tpu_type="v4-16", num_cpus_per_slot=0.5)
     monkeypatch.delenv("PJRT_DEVICE", raising=False)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from horovod_tune.backends.torch_xla import topology, xla_launcher
 from horovod_tune.errors import SpecError, StartFailed
 from horovod_tune.messages import RankInfo, WorkerInfo
 from horovod_tune.spec.trial_spec import make_spec
 from horovod_tune.tpu import reservation
 from horovod_tune.tpu.chips import chips_of
 from horovod_tune.tpu.slices import TpuHost
-from horovod_tune.xla import topology, xla_launcher
 
 ALL = ("0", "1", "2", "3")
 

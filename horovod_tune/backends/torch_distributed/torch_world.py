@@ -18,13 +18,13 @@ from datetime import timedelta
 from typing import Any
 
 from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.backends.torch_distributed.process_groups import ProcessGroups
+from horovod_tune.backends.torch_distributed.world_store import WorldStore
 from horovod_tune.errors import BackendMissing, StartFailed, exception_chain
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 from horovod_tune.session.session import Session, WorldBroken
-from horovod_tune.torch_dist.process_groups import ProcessGroups
-from horovod_tune.torch_dist.world_store import WorldStore
 from horovod_tune.tpu.chips import PEER_ENDED
 
 # How long a rank whose collective timed out waits for other ranks to publish that theirs did too. A rank that
@@ -34,7 +34,7 @@ PEER_WAIT_S = 2.0
 _GLOO_ERRORS = ("gloo/transport/", "connectFullMesh failed", "failed to pass monitoredBarrier")
 # Those of TCPStore in some releases. A function's own errors, such as a download's, also have such texts.
 _STORE_ERRORS = ("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset")
-_RAISES_STORE_ERRORS = ("torch.distributed.", "horovod_tune.torch_dist.")
+_RAISES_STORE_ERRORS = ("torch.distributed.", "horovod_tune.backends.torch_distributed.")
 # The texts of timeouts. A DataLoader's timeout also has one of them, hence `_is_of_torch`.
 _TIMEOUT_TEXTS = (
     *("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout"),

@@ -6,16 +6,16 @@ from typing import Any
 
 import ray
 
+from horovod_tune.backends.horovod import horovod_backend
+from horovod_tune.backends.torch_distributed import torch_backend
+from horovod_tune.backends.torch_xla import xla_launcher
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.gloo import gloo_backend
 from horovod_tune.spec.trial_spec import TrialSpec
-from horovod_tune.torch_dist import torch_backend
 from horovod_tune.tpu import reservation
-from horovod_tune.xla import xla_launcher
 
 # By `TrialSpec.backend_name`.
-_BACKENDS: dict[str, Any] = {"horovod": gloo_backend, "torch": torch_backend, "xla": xla_launcher}
+_BACKENDS: dict[str, Any] = {"horovod": horovod_backend, "torch": torch_backend, "xla": xla_launcher}
 
 
 def require_installed(spec: TrialSpec) -> None:

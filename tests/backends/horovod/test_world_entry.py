@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 ENTERED = """
 import json
-from horovod_tune.gloo.horovod_world import HorovodWorld
+from horovod_tune.backends.horovod.horovod_world import HorovodWorld
 
 world = HorovodWorld()
 world.load()
@@ -32,7 +32,7 @@ print(json.dumps(told))
 
 REFUSED = """
 import json
-from horovod_tune.gloo.horovod_world import is_collective_error
+from horovod_tune.backends.horovod.horovod_world import is_collective_error
 import horovod.torch as hvd
 import torch
 
@@ -48,7 +48,7 @@ print(json.dumps({"told": told}))
 """
 
 SYNCHRONISED = """
-from horovod_tune.gloo.horovod_world import HorovodWorld
+from horovod_tune.backends.horovod.horovod_world import HorovodWorld
 
 world = HorovodWorld()
 world.load()

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from horovod_tune.actors import ranks
-from horovod_tune.gloo.gloo_backend import horovod_environment
-from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.backends.horovod.horovod_backend import horovod_environment
+from horovod_tune.backends.horovod.rendezvous import Rendezvous
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 

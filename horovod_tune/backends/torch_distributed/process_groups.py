@@ -19,9 +19,9 @@ from datetime import timedelta
 from typing import Any
 
 from horovod_tune.actors.sockets import SocketRecorder
+from horovod_tune.backends.torch_distributed.world_store import WorldStore, wait_for_all
 from horovod_tune.ray_compat.compatibility import Patch, wrap
 from horovod_tune.session.session import WorldBroken
-from horovod_tune.torch_dist.world_store import WorldStore, wait_for_all
 
 _C10D = "torch.distributed.distributed_c10d"
 GROUPS = Patch(

@@ -1,0 +1,1 @@
+"""How ranks of Horovod, torch.distributed and torch_xla form their worlds; they differ in nothing else."""

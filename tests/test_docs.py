@@ -194,7 +194,8 @@ def test_the_map_of_the_package_has_every_folder_and_no_file_that_is_gone() -> N
     package, text = ROOT / "horovod_tune", (ROOT / "docs" / "how_it_works.md").read_text()
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     assert folders <= set(re.findall(r"`([a-z_]+)/`", text))
-    there = {path.name for path in [*package.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]}
+    folders_of_code = (package, ROOT / "tests", ROOT / "tools")
+    there = {path.name for folder in folders_of_code for path in folder.rglob("*.py")}
     named = set(re.findall(r"([a-z_]+\.py)\b", text + (ROOT / "CONTRIBUTING.md").read_text()))
     assert not named - there - {"x.py"}
 

@@ -12,7 +12,7 @@ from processes import run_python
 for name in ("torch_xla", "transformers", "accelerate", "hyperopt"):
     pytest.importorskip(name)
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 # ln 256: the loss of an untrained model.
 BYTES_AT_RANDOM = 5.545
 

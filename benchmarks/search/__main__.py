@@ -142,7 +142,7 @@ def report(folder: Path) -> None:
     print(f"{medians}\n\nmoved optima, geometric mean of the regrets as multiples of Ax's\n{ratios}")
     print(f"\nlearning curves\n{by_method}")
     for half in (DEVELOPED_ON, CHECKED_ON):
-        print(f"\noptions: {', '.join(half)}\n{options_table(folder, half)}")
+        print(f"\noptions: {', '.join(half)}\n{options_table(folder, half).to_string()}")
     draw_picture(medians, folder / "search_quality.png")
 
 

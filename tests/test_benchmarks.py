@@ -15,6 +15,9 @@ import pytest
 from benchmarks.large_batch import __main__ as large_batch_program
 from benchmarks.search import __main__ as search_program
 from benchmarks.search import curves
+from benchmarks.search.options import OPTIONS, drawn
+from benchmarks.search.searchers import SEARCHERS, RandomSearch
+from horovod_tune.search.space.search_space import SearchSpace
 
 
 def run_search(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
@@ -24,7 +27,9 @@ def run_search(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
     search_program.main()
 
 
-@pytest.mark.parametrize(("command", "problem"), [("functions", "branin"), ("moved", "corner")])
+@pytest.mark.parametrize(
+    ("command", "problem"), [("functions", "branin"), ("moved", "corner"), ("options", "inner")]
+)
 def test_a_search_benchmark_measures_what_its_file_lacks(
     command: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,13 +42,40 @@ def test_a_search_benchmark_measures_what_its_file_lacks(
     assert all(0 <= float(row["regret_40"]) <= float(row["regret_10"]) for row in rows)
 
 
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_only_the_right_options_come_near_the_least_loss(kind: str) -> None:
+    for seed in range(3):
+        problem, draw = drawn(kind, seed), RandomSearch(seed)
+        draw.set_search_properties("loss", "min", problem.space)
+        space = SearchSpace(problem.space)
+        configs = [draw.suggest("") for _ in range(3000)]
+        # The peers' flat parameters give configurations of the space.
+        assert all(space.point(config) for config in configs[:50])
+        losses = np.array([problem.true_value(config) for config in configs])
+        right = np.array([problem.is_right(config) for config in configs])
+        assert losses.min() >= 0 and losses[right].min() < 0.06
+        # `same` has no wrong option.
+        assert kind == "same" or losses[~right].min() >= 0.039
+
+
+@pytest.mark.parametrize("method", ["optuna_tpe", "horovod_tune"])
+def test_a_searcher_gets_options_with_parameters_of_their_own(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_program, "EVALUATIONS", 8)
+    monkeypatch.setattr(search_program, "MARKS", (4, 8))
+    *regrets, first, last = search_program.search(drawn("models", 0), SEARCHERS[method](0), 0)
+    assert min(regrets) >= 0 and {first, last} <= {0.0, 1.0}
+
+
 def test_the_report_prints_and_draws_the_measured_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in search_program.RESULTS.glob("search_*.csv"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     run_search(monkeypatch, "report", "--folder", tmp_path)
-    assert "mobster_promotion" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "mobster_promotion" in printed and "options: six, models, two, same" in printed
     assert (tmp_path / "search_quality.png").stat().st_size > 10_000
 
 

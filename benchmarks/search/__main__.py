@@ -3,13 +3,15 @@
     export OMP_NUM_THREADS=1
     python -m benchmarks.search functions --methods horovod_tune ax   # rows of results/search_functions.csv
     python -m benchmarks.search moved --seeds 22                      # rows of results/search_moved.csv
+    python -m benchmarks.search options --seeds 20                    # rows of results/search_options.csv
     python -m benchmarks.search curves --model MODEL                  # rows of results/search_curves.csv
     python -m benchmarks.search speed                                 # milliseconds per suggestion
     python -m benchmarks.search report                                # the tables, and search_quality.png
 
 Rows that a file has already are not measured again. On functions, 4 trials are in flight and end in a random
 order; the regret is that of the point with the best observed value, without noise, divided by the median
-regret of a random point. On curves (MODEL: see curves.py) it is in percentage points of the error.
+regret of a random point; on options, `right` is 1 if that point has the best options. On curves (MODEL: see
+curves.py) the regret is in percentage points of the error.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from ray.tune.search import Searcher
 
 from benchmarks.search import curves
 from benchmarks.search.functions import CHOSEN_ON, FUNCTIONS, MOVED, Problem, TrialFailed, moved
+from benchmarks.search.options import CHECKED_ON, DEVELOPED_ON, OPTIONS, drawn
 from benchmarks.search.searchers import SEARCHERS, RandomSearch, ours
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -36,12 +39,16 @@ EVALUATIONS, IN_FLIGHT, MARKS = 40, 4, (10, 20, 40)
 
 
 def search(problem: Problem, searcher: Searcher, seed: int) -> list[float]:
-    """Run one search; return the regret after each of `MARKS` evaluations, in units of a random point's."""
-    generator = np.random.default_rng([seed, 7])
+    """Run one search; return the regret after each of `MARKS` evaluations, in units of a random point's.
+
+    For a problem of `options`, 1 or 0 follows for each of them: whether the options were the best ones.
+    """
+    generator, scale = np.random.default_rng([seed, 7]), random_regret(problem)
     if not searcher.set_search_properties("loss", "min", problem.space):
         raise RuntimeError("the searcher refused the space")
     live: list[tuple[float, int, dict]] = []
-    best, regret, regrets, clock = float("inf"), float("inf"), [], 0.0
+    best, regret, is_right, clock = float("inf"), float("inf"), False, 0.0
+    regrets, rights = [], []
     for started in range(EVALUATIONS + IN_FLIGHT):
         if started >= IN_FLIGHT:
             clock, number, config = heapq.heappop(live)
@@ -52,14 +59,17 @@ def search(problem: Problem, searcher: Searcher, seed: int) -> list[float]:
             else:
                 if value < best:
                     best, regret = value, problem.true_value(config) - problem.optimum
+                    is_right = problem.is_right(config)
                 result = {"loss": value, "training_iteration": 1}
                 searcher.on_trial_result(f"t{number}", result)
                 searcher.on_trial_complete(f"t{number}", result | {"done": True})
-            regrets.append(regret)
+            regrets.append(regret / scale)
+            rights.append(float(is_right))
         if started < EVALUATIONS:
             suggestion = searcher.suggest(f"t{started}")
             heapq.heappush(live, (clock + generator.lognormal(0, 0.5), started, suggestion))
-    return list(np.array(regrets)[np.array(MARKS) - 1] / random_regret(problem))
+    series = [regrets, rights] if problem.name in OPTIONS else [regrets]
+    return [values[mark - 1] for values in series for mark in MARKS]
 
 
 def random_regret(problem: Problem) -> float:
@@ -76,7 +86,7 @@ def random_regret(problem: Problem) -> float:
 
 def add_rows(
     path: Path,
-    marks: Iterable[int],
+    columns: Iterable[str],
     runs: Iterable[tuple[str, str, int]],
     measure: Callable[[str, str, int], list[float]],
 ) -> None:
@@ -88,10 +98,10 @@ def add_rows(
     with path.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if not present:
-            writer.writerow(["method", "problem", "seed", *(f"regret_{mark}" for mark in marks)])
+            writer.writerow(["method", "problem", "seed", *columns])
         for run in runs:
             if run not in present:
-                writer.writerow([*run, *(f"{regret:.6g}" for regret in measure(*run))])
+                writer.writerow([*run, *(f"{value:.6g}" for value in measure(*run))])
                 file.flush()
 
 
@@ -131,7 +141,21 @@ def report(folder: Path) -> None:
     by_method = on_curves.groupby(keys[:2]).median().groupby("method").mean()
     print(f"{medians}\n\nmoved optima, geometric mean of the regrets as multiples of Ax's\n{ratios}")
     print(f"\nlearning curves\n{by_method}")
+    for half in (DEVELOPED_ON, CHECKED_ON):
+        print(f"\noptions: {', '.join(half)}\n{options_table(folder, half).to_string()}")
     draw_picture(medians, folder / "search_quality.png")
+
+
+def options_table(folder: Path, half: Iterable[str]) -> pd.DataFrame:
+    """Return by method the fewest seeds, mean regrets with standard errors, and the shares of `right`."""
+    rows = pd.read_csv(folder / "search_options.csv")
+    rows = rows[rows["problem"].isin(list(half))]
+    regrets = rows.filter(like="regret_").groupby(rows["method"]).agg(["mean", "sem"])
+    regrets.columns = [" ".join(names) for names in regrets.columns]
+    matters = rows[rows["problem"] != "same"]
+    shares = matters.filter(like="right_").groupby(matters["method"]).mean()
+    seeds = rows.groupby(["method", "problem"]).size().groupby("method").min().rename("seeds")
+    return pd.concat([seeds, regrets, shares], axis=1)
 
 
 def draw_picture(medians: pd.DataFrame, path: Path) -> None:
@@ -161,10 +185,12 @@ def draw_picture(medians: pd.DataFrame, path: Path) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    regrets = [f"regret_{mark}" for mark in MARKS]
     names = {
-        "functions": (SEARCHERS, FUNCTIONS, MARKS),
-        "moved": (SEARCHERS, MOVED, MARKS),
-        "curves": (curves.METHODS, {str(task): task for task in curves.TASKS}, curves.TRAININGS),
+        "functions": (SEARCHERS, FUNCTIONS, regrets),
+        "moved": (SEARCHERS, MOVED, regrets),
+        "options": (SEARCHERS, OPTIONS, regrets + [f"right_{mark}" for mark in MARKS]),
+        "curves": (curves.METHODS, [*map(str, curves.TASKS)], [f"regret_{t}" for t in curves.TRAININGS]),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("command", choices=[*names, "speed", "report"])
@@ -181,7 +207,7 @@ def main() -> None:
     elif chosen.command == "report":
         report(chosen.folder)
     else:
-        methods, problems, marks = names[chosen.command]
+        methods, problems, columns = names[chosen.command]
         for given, known in ((chosen.methods, methods), (chosen.problems or [], problems)):
             if unknown := set(given) - set(known):
                 parser.error(f"{', '.join(sorted(unknown))} is not one of {', '.join(known)}")
@@ -191,12 +217,12 @@ def main() -> None:
         def measure(method: str, problem: str, seed: int) -> list[float]:
             if chosen.command == "curves":
                 return curves.simulate(curves.Task(chosen.model, int(problem)), curves.METHODS[method](seed))
-            function = moved(problem, seed) if chosen.command == "moved" else FUNCTIONS[problem]
-            return search(function, SEARCHERS[method](seed), seed)
+            make = {"moved": moved, "options": drawn}.get(chosen.command, lambda name, _: FUNCTIONS[name])
+            return search(make(problem, seed), SEARCHERS[method](seed), seed)
 
         seeds = range(chosen.seeds)
         runs = [(m, p, seed) for seed in seeds for p in chosen.problems or problems for m in chosen.methods]
-        add_rows(chosen.folder / f"search_{chosen.command}.csv", marks, runs, measure)
+        add_rows(chosen.folder / f"search_{chosen.command}.csv", columns, runs, measure)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,23 @@ class TrialFailed(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """A function to minimise; `true_value` is without noise and raises `TrialFailed` if it fails."""
+    """A function to minimise; `true_value` is without noise and raises `TrialFailed` if it fails.
+
+    `right` has the best option of each category that matters; see `options`.
+    """
 
     name: str
     space: Config
     true_value: Callable[[Config], float]
     optimum: float = 0.0
     noise: float = 0.0
+    right: Mapping[str, str] = field(default_factory=dict)
+
+    def is_right(self, config: Config) -> bool:
+        """Return True if a configuration has the best options."""
+        chosen = {name: config[name] for name in self.right}
+        names = {name: next(iter(c.values())) if isinstance(c, dict) else c for name, c in chosen.items()}
+        return names == self.right
 
     def observe(self, config: Config, generator: np.random.Generator) -> float:
         return self.true_value(config) + self.noise * float(generator.standard_normal())

@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from ray.tune import choice
 from ray.tune.search import Searcher
-from ray.tune.search.sample import Categorical, Integer, LogUniform, Quantized
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Categorical, Domain, Integer, LogUniform, Quantized
 from ray.tune.utils import flatten_dict
 from ray.tune.utils.util import unflatten_dict
 
 from horovod_tune.search import BayesOptSearch
+
+
+def flat_space(space: Mapping[str, Any]) -> dict[str, Domain]:
+    """Return the domains by name; those in an option as `optimizer[0]/lr`, as if they always existed."""
+    flat = {}
+    for name, domain in flatten_dict(dict(space)).items():
+        options = getattr(domain, "categories", ())
+        flat[name] = domain
+        if any(isinstance(option, dict) for option in options):
+            flat[name] = choice([str(number) for number in range(len(options))])
+            for number, option in enumerate(options):
+                inner = {key: each for key, each in option.items() if isinstance(each, Domain)}
+                flat |= {f"{name}[{number}]/{key}": each for key, each in inner.items()}
+    return flat
+
+
+def config_of(values: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration for a value of each domain of `flat_space`."""
+    config = {}
+    for name, domain in flatten_dict(dict(space)).items():
+        config[name] = values[name]
+        options = getattr(domain, "categories", ())
+        if any(isinstance(option, dict) for option in options):
+            chosen = f"{name}[{values[name]}]"
+            config[name] = {
+                key: values.get(f"{chosen}/{key}", each) for key, each in options[int(values[name])].items()
+            }
+    return unflatten_dict(config)
 
 
 class RandomSearch(Searcher):
@@ -23,12 +53,12 @@ class RandomSearch(Searcher):
         self._generator = np.random.default_rng(seed)
 
     def set_search_properties(self, metric: Any, mode: Any, config: dict, **spec: Any) -> bool:
-        self._space = flatten_dict(config)
+        self._space, self._flat = config, flat_space(config)
         return True
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
-        draws = {name: domain.sample(random_state=self._generator) for name, domain in self._space.items()}
-        return unflatten_dict(draws)
+        draws = {name: domain.sample(random_state=self._generator) for name, domain in self._flat.items()}
+        return config_of(draws, self._space)
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         pass
@@ -46,8 +76,8 @@ class AxSearch(Searcher):
         self._indices: dict[str, int] = {}
 
     def set_search_properties(self, metric: Any, mode: Any, config: dict, **spec: Any) -> bool:
-        self._names = {f"p{i}": name for i, name in enumerate(flatten_dict(config))}
-        domains = flatten_dict(config)
+        self._space, domains = config, flat_space(config)
+        self._names = {f"p{i}": name for i, name in enumerate(domains)}
         self._client.configure_experiment(
             [_ax_parameter(p, domains[name]) for p, name in self._names.items()]
         )
@@ -57,7 +87,7 @@ class AxSearch(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any]:
         [(index, point)] = self._client.get_next_trials(max_trials=1).items()
         self._indices[trial_id] = index
-        return unflatten_dict({self._names[short]: value for short, value in point.items()})
+        return config_of({self._names[short]: value for short, value in point.items()}, self._space)
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         index = self._indices.pop(trial_id)
@@ -91,13 +121,23 @@ def ours(seed: int) -> Searcher:
     return BayesOptSearch(metric="loss", mode="min", random_state=seed)
 
 
+class FlatOptuna(OptunaSearch):
+    """Optuna's samplers, for which parameters of options always exist."""
+
+    def set_search_properties(self, metric: Any, mode: Any, config: dict, **spec: Any) -> bool:
+        self._nested = config
+        return super().set_search_properties(metric, mode, unflatten_dict(flat_space(config)), **spec)
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        return config_of(flatten_dict(super().suggest(trial_id)), self._nested)
+
+
 def _optuna(seed: int, sampler: str, **arguments: Any) -> Searcher:
     import optuna
-    from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     made = getattr(optuna.samplers, sampler)(seed=seed, **arguments)
-    return OptunaSearch(metric="loss", mode="min", sampler=made)
+    return FlatOptuna(metric="loss", mode="min", sampler=made)
 
 
 SEARCHERS: dict[str, Callable[[int], Searcher]] = {

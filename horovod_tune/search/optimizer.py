@@ -30,7 +30,13 @@ from horovod_tune.search.gp.fitted_model import SOFTNESSES, FitState, FittedMode
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.kernels import with_context
 from horovod_tune.search.history import Ending, History, Objectives, Trial, seed_for
-from horovod_tune.search.proposal import candidates, propose, quasi_random_point, remaining_point
+from horovod_tune.search.proposal import (
+    candidates,
+    in_another_option,
+    propose,
+    quasi_random_point,
+    remaining_point,
+)
 from horovod_tune.search.space.parameters import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
@@ -181,8 +187,16 @@ class _Suggestion:
         model = self._fit(self._metric, features, scores, self._options, task=self._earlier)
         allowed = self._allowed([scored[i] for i in model.kept], pending)
         feasibility, seed = self._feasibility, self._draws_seed
-        acquisition = Posterior(model, pending, feasibility, self._acquisition, seed, allowed=allowed)
-        return acquisition, len(model.features) + len(pending), self._best(scored, scores)
+        acquisition: Acquisition = Posterior(
+            model, pending, feasibility, self._acquisition, seed, allowed=allowed
+        )
+        best = self._best(scored, scores)
+        # Every second suggestion compares options, as in top-two sampling (Russo, 2020): the model judges an
+        # option by where others are good, is too sure of that, and would try variants of the best point only.
+        turn, is_odd = divmod(len(self._history.trials), 2)
+        if is_odd and self._may_warp:
+            acquisition = in_another_option(acquisition, self._space, best[0], turn)
+        return acquisition, len(model.features) + len(pending), best
 
     def _model_pareto(self) -> _Modelled:
         """Model several metrics; the points are up to ten of the Pareto front."""

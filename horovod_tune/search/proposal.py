@@ -118,6 +118,26 @@ def propose(
     return None
 
 
+#: What is subtracted from the logarithm of an improvement to rank a point after all others.
+_LAST = 1e6
+
+
+def in_another_option(
+    acquisition: Acquisition, space: SearchSpace, best: FloatArray, turn: int
+) -> Acquisition:
+    """Return an acquisition, a logarithm, that ranks the points with an option of the `best` point last.
+
+    The option is that of one category: they take turns. A space without categories keeps its acquisition.
+    """
+    exists = space.active(best[None, :])[0]
+    categories = [i for i, column in enumerate(space.columns) if exists[i] and not column.is_ordered]
+    if not categories:
+        return acquisition
+    category = categories[turn % len(categories)]
+    feature = space.feature_starts[category] + int(best[category])
+    return lambda features: acquisition(features) - _LAST * (features[:, feature] > 0)
+
+
 def candidates(
     space: SearchSpace, centres: FloatArray, number: int, generator: np.random.Generator
 ) -> FloatArray:

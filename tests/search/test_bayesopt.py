@@ -24,6 +24,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from horovod_tune.search import BayesOptSearch, LogExpectedImprovement, SpaceError
 from horovod_tune.search.gp.acquisition import decayed
+from horovod_tune.search.proposal import in_another_option
+from horovod_tune.search.space.search_space import SearchSpace
 
 
 def add_random_points(search: BayesOptSearch, count: int) -> list[float]:
@@ -76,6 +78,44 @@ def test_no_point_is_suggested_twice_in_a_small_space_until_all_have_been(caplog
     assert len({str(config) for config in loop.configs[15:]}) == 7, "the second round repeats none either"
     (record,) = caplog.records
     assert "all points of the search space have been suggested (15)" in record.getMessage()
+
+
+def optimizers_tried(**arguments: Any) -> list[str]:
+    """Return the optimizers of ten suggestions after the start, in a search that knows that sgd is best."""
+    space = {"optimizer": tune.choice(["sgd", "adam", "lion"]), "lr": tune.loguniform(1e-5, 1.0)}
+    search = searcher(**arguments)
+    search.set_search_properties(METRIC, "min", space)
+    for place, lr in enumerate(np.geomspace(1e-5, 1.0, 9)):
+        for optimizer in ("sgd", "adam", "lion"):
+            value = 0.1 * abs(place - 4) + (optimizer != "sgd")
+            search.add_evaluated_point({"optimizer": optimizer, "lr": float(lr)}, value)
+    return [search.suggest(f"t{number}")["optimizer"] for number in range(10)]
+
+
+def test_every_second_suggestion_is_in_another_option_than_the_best_point() -> None:
+    """Or the search ends with variants of one option, while another was tried at three rates only."""
+    tried = optimizers_tried()
+    assert "sgd" not in tried[::2] and set(tried[1::2]) == {"sgd"}
+    # A user's acquisition decides by itself.
+    assert set(optimizers_tried(acquisition_function=ExpectedImprovement(xi=0.0))) == {"sgd"}
+
+
+def test_the_categories_of_the_best_point_take_turns() -> None:
+    inner = {"name": "sgd", "nesterov": tune.choice([True, False])}
+    space = SearchSpace({"optimizer": tune.choice([inner, "adam"]), "norm": tune.choice(["batch", "layer"])})
+    points = np.asarray(space.every_point())
+    sgd = space.point({"optimizer": {"name": "sgd", "nesterov": True}, "norm": "layer"})
+    adam = space.point({"optimizer": "adam", "norm": "batch"})
+    optimizer, nesterov, norm = (
+        space.names().index(n) for n in ("optimizer", "optimizer[0]/nesterov", "norm")
+    )
+    for best, categories in ((sgd, [optimizer, nesterov, norm]), (adam, [optimizer, norm])):
+        for turn, category in enumerate(sorted(categories)):
+            worth = in_another_option(lambda f: np.zeros(len(f)), space, np.asarray(best), turn)
+            same = space.active(points)[:, category] & (points[:, category] == best[category])
+            assert np.array_equal(worth(space.features(points)) < 0, same)
+    numbers = SearchSpace({"x": tune.uniform(0, 1)})
+    assert in_another_option(np.sum, numbers, np.zeros(1), 0) is np.sum
 
 
 def test_sixteen_in_flight_are_spread_out() -> None:

@@ -28,7 +28,7 @@ from horovod_tune.actors.rank_output import RankOutput
 from horovod_tune.channel.framing import RANK_MESSAGES, Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import ChannelToken, hand_over
-from horovod_tune.errors import encodable
+from horovod_tune.errors import StartFailed, encodable
 from horovod_tune.rank.template import TEMPLATE_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,9 @@ class RankProcess:
         control, channel = self._theirs
         try:
             self.pid = template.start_rank([control.fileno(), self.output.write_end, channel.fileno()])
+        except StartFailed:
+            self.end(None)
+            raise
         finally:
             control.close()
             channel.close()

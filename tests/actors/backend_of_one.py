@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,11 @@ from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.session.committed_state import States
 from horovod_tune.session.session import WorldBroken
+
+
+def say(*words: object) -> None:
+    """Print a line at once, since the rank's threads may print at the same time."""
+    os.write(1, " ".join(map(str, words)).encode() + b"\n")
 
 
 class Stalled(Exception):
@@ -33,31 +40,33 @@ class OneRank:
 
 class PrintingStates(States):
     def offer_change(self) -> None:
-        print("offer_change")
+        say("offer_change")
 
 
 class BackendOfOne(RankBackend):
     def __init__(self) -> None:
         self.collectives: Any = OneRank()
         self.states = PrintingStates()
+        self.was_closed = threading.Event()
 
     def load(self) -> None:
         sys.backend = self  # type: ignore[attr-defined] # for training functions
 
     def enter(self, rank_info: RankInfo, name: str) -> None:
-        print("enter", rank_info.rank, name)
+        say("enter", rank_info.rank, name)
 
     def leave(self) -> None:
-        print("leave")
+        say("leave")
 
     def end(self, *, has_returned: bool) -> None:
-        print("end", has_returned)
+        say("end", has_returned)
 
     def close(self) -> None:
-        print("close")
+        say("close")
+        self.was_closed.set()
 
     def abort(self) -> None:
-        print("abort")
+        say("abort")
 
     def describe_failure(
         self, error: BaseException, stall_report: Callable[[], str]

@@ -9,13 +9,16 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from horovod_tune.actors import rank_output
 from horovod_tune.actors.rank_process import RankProcess
 from horovod_tune.channel.framing import ACTOR_MESSAGES, Channel
 from horovod_tune.channel.report_channel import Listener
+from horovod_tune.errors import StartFailed
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +70,17 @@ def rank(started: Started, messages: list[tuple[str, bytes]]) -> Iterator[RankPr
     yield made
     if not made.has_ended.is_set():
         made.end(None)
+
+
+def test_nothing_stays_open_if_it_cannot_be_started() -> None:
+    template = Mock()
+    template.start_rank.side_effect = StartFailed("the template has ended")
+    before = psutil.Process().num_fds()
+    rank = RankProcess(lambda message: None, {})
+    with pytest.raises(StartFailed):
+        rank.start(template)
+    assert psutil.Process().num_fds() == before
+    assert rank.has_ended.is_set()
 
 
 def replies(started: Started, count: int) -> list[tuple[Any, str]]:

@@ -241,13 +241,12 @@ def test_an_elastic_rank_leaves_a_broken_world_and_joins_the_next(coordinator: C
     actor.break_world(0)
     left = coordinator.next()
     assert isinstance(left, NeedsWorld) and left.error.startswith("WorldBroken: ") and not left.stalled
-    assert coordinator.log.decode().splitlines()[1:] == ["abort", "leave"]
     second = Assignment((replace(SECOND, rank=0),), {"OF_THE_WORLD": "2", "CUDA_VISIBLE_DEVICES": "9"})
     actor.rejoin(second, 1, 1, b"")
     assert coordinator.next() == Report(2, {"epoch": 1, "rank": 0, "size": 2, "variable": "2"})
     actor.acknowledge(coordinator.run, 2, None)
     assert coordinator.next() == Finished(0)
-    assert f"enter 0 {coordinator.run}.1" in coordinator.end()
+    assert {"abort", "leave", f"enter 0 {coordinator.run}.1"} <= set(coordinator.end())
 
 
 def test_an_elastic_rank_leaves_at_the_commit_after_an_offer(coordinator: Coordinator) -> None:
@@ -356,7 +355,9 @@ def test_a_killed_rank_is_reported_with_its_last_output_and_another_template_fol
     assert coordinator.actor.end_trial(1.0) == ([], "")
     template = coordinator.actor._template.pid
     os.kill(template, signal.SIGKILL)
-    eventually(lambda: coordinator.actor._supervisor.is_lost)  # type: ignore[union-attr]
+    supervisor = coordinator.actor._supervisor
+    assert supervisor is not None
+    eventually(lambda: supervisor.is_lost and not supervisor._ranks)
     coordinator.begin(lambda config: None)
     assert coordinator.next() == Finished(0)
     coordinator.end()
@@ -378,7 +379,10 @@ def test_a_process_that_does_not_end_is_killed_with_a_warning(coordinator: Coord
 
 def test_before_the_actor_is_killed_its_rank_stops_and_its_world_is_closed(coordinator: Coordinator) -> None:
     def train(config: dict[str, Any]) -> None:
-        report(loss=0.5)
+        try:
+            report(loss=0.5)
+        finally:
+            sys.backend.was_closed.wait(30.0)  # type: ignore[attr-defined]
 
     coordinator.begin(train)
     coordinator.next()

@@ -108,6 +108,7 @@ def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     """A coordinator whose actor the tests share: each trial has a process of its own."""
     folder = tmp_path_factory.mktemp("actor")
     context = Mock(gcs_address="", namespace="", runtime_env={})
+    context.get_accelerator_ids.return_value = {}
     context.get_job_id.return_value, context.get_node_id.return_value = "1", "this node"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent))

@@ -26,11 +26,11 @@ def advice_on(error: BaseException) -> str:
             )
         if _is_of_ray_train(each):
             return (
-                "\nFunctions of Ray Train do not work in a rank of horovod_tune. Use torch.device('cuda', "
-                "get_world().gpu) for get_device; DistributedDataParallel or hvd.DistributedOptimizer for "
-                "prepare_model; a DataLoader with a DistributedSampler for prepare_data_loader; "
-                "dataset.split(get_world().size)[get_world().rank], of a dataset in config, for "
-                "get_dataset_shard; and report, get_checkpoint and get_world of horovod_tune.\n"
+                "\nFunctions of Ray Train do not work in a rank of horovod_tune. Use "
+                "torch.device(get_world().device) for get_device; DistributedDataParallel or "
+                "hvd.DistributedOptimizer for prepare_model; a DataLoader with a DistributedSampler for "
+                "prepare_data_loader; dataset.split(get_world().size)[get_world().rank], of a dataset in "
+                "config, for get_dataset_shard; and report, get_checkpoint and get_world of horovod_tune.\n"
             )
         if isinstance(each, FileNotFoundError):
             return _advice_on_missing_file(each)

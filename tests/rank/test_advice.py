@@ -118,7 +118,7 @@ def test_functions_of_ray_train_have_a_line_with_what_to_use() -> None:
     ]:
         with pytest.raises((RuntimeError, AttributeError)) as caught:
             call()
-        assert ("get_world().gpu) for get_device" in advice_on(caught.value)) == is_of_train
+        assert ("get_world().device) for get_device" in advice_on(caught.value)) == is_of_train
 
 
 def test_a_breakpoint_is_explained_with_how_to_attach_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,11 @@ def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_tim
     made = with_plan(Workers("plain", tmp_path, timeout_s=8), WAITS_FOR_OTHERS="1")
 
     def suspend() -> None:
-        rank = eventually(lambda: len(rank_processes()) == 2 and rank_processes()[0], within_s=60)
+        def find_rank() -> Any:
+            # Not those of an earlier test, which may still end.
+            return made.group.state.members and len(rank_processes()) == 2 and rank_processes()[0]
+
+        rank = eventually(find_rank, within_s=60)
         info = made.group.state.members[0].info
         assert info is not None
         pid = info.pid if which == "actor" else rank.pid

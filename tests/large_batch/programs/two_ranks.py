@@ -309,6 +309,7 @@ results = {
 }
 if IS_TORCH:
     results["grown"] = grown()
+    dist.destroy_process_group()  # at exit, its threads abort the process now and then
 else:
     results |= {
         "summed": accumulated("sgd", op=hvd.Sum),

@@ -156,7 +156,7 @@ def _table(analysis: Results, rows: int, width: int) -> Table:
         justify: JustifyMethod = "right" if column.on_the_right else "left"
         title, wide = Text(column.title(longest)), column.width(longest)
         table.add_column(title, justify=justify, no_wrap=True, width=wide)
-    if not fits(longest):  # the ids or numbers alone are wider
+    if not fits(longest):  # even the ids or numbers are wider
         table.width = sum(column.width(longest) + _GAP for column in columns) - _GAP
     for number, *cells in zip(order, *(column.cells for column in columns), strict=True):
         table.add_row(*cells, style="bold" if number == analysis.best_number else "")

@@ -33,7 +33,7 @@ def is_in_collective(stack: str) -> bool:
 class UnevenReports:
     """The ranks that wait in a report, and all ranks' stacks.
 
-    That a rank is one report ahead is normal: rank 0 may evaluate or save alone.
+    That a rank is one report ahead is normal: rank 0 may evaluate or save by itself.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,6 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Container
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,26 +61,27 @@ def run(start: RankStart) -> NoReturn:
     random = sys.modules.get("numpy.random")
     if random is not None:
         random.seed(None)  # a fork has its template's random state
-    loaded = set(sys.modules)
+    # Not all names: each would be counted once more, which copies a page of the template's memory.
+    last_loaded = next(reversed(sys.modules))
     status = 1
     try:
         status = Rank(start).run()
     finally:
-        end_process(status, loaded)
+        end_process(status, last_loaded)
 
 
-def end_process(status: int, loaded: Container[str]) -> NoReturn:
+def end_process(status: int, last_loaded: str) -> NoReturn:
     """End this process as Python does: its threads, `atexit` handlers, the objects that are left.
 
     Python would then also end each of the thousands of objects of imported libraries, which takes 0.3 s.
-    Here, that is done only for the script's own modules: those not ``loaded`` before the trial, and not
-    installed.
+    Here, that is done only for the script's own modules: those that came after ``last_loaded``, the last one
+    before the trial, and are not installed.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         rank_connection.prepare_exit()
         atexit._run_exitfuncs()
-        for name in [name for name in sys.modules if name not in loaded]:
+        for name in list(itertools.takewhile(last_loaded.__ne__, reversed(sys.modules))):
             module = sys.modules[name]
             if not is_installed(getattr(module, "__file__", None) or "built-in"):
                 vars(module).clear()
@@ -149,7 +149,7 @@ class Rank:
         # What imports of the template have set, stays.
         os.environ.update(begin.environment)
         os.chdir(begin.directory)
-        rank_connection.prepare(begin.ray)
+        rank_connection.set_cluster(begin.ray)
         script.send_to_spawned()
         set_variables(begin.assignment)
         self._run = begin.request.run

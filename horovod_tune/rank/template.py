@@ -105,7 +105,7 @@ def import_all(make_backend: Callable[[], Any], preload: Sequence[str]) -> tuple
     from horovod_tune.ray_compat import rank_connection, tune_session
 
     tune_session.prepare_rank_process()
-    rank_connection.leave_ids_to_ranks()
+    rank_connection.prepare_process()
     backend = make_backend()
     problem = ""
     with contextlib.suppress(Exception):  # the rank loads it again, and reports the error
@@ -149,11 +149,12 @@ def unclean() -> str:
 
 def _cuda_is_started() -> bool:
     """Ask CUDA's driver, since libraries may start it without torch; False if it is not loaded."""
-    with open("/proc/self/maps") as maps:
-        if not any("libcuda.so" in line for line in maps):
-            return False
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
     count = ctypes.c_int()
-    status = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
+    status = driver.cuDeviceGetCount(ctypes.byref(count))
     return bool(status != _CUDA_ERROR_NOT_INITIALIZED)
 
 

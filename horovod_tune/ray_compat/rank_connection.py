@@ -59,10 +59,19 @@ class _ClassIds:
         return ray.ActorClassID(os.urandom(ray.ActorClassID.size()))
 
 
-def leave_ids_to_ranks() -> None:
-    """Keep imports from using Ray's generator in this process: its forks would draw the same ids."""
-    if _CLASS_IDS.fits:
+def prepare_process() -> None:
+    """Install the hooks of this process and its forks. Checks of Ray's source take a rank 10 ms."""
+    if _CLASS_IDS.fits:  # imports would use Ray's generator here: all forks would then draw the same ids
         ray.actor.ActorClassID = _ClassIds  # type: ignore[misc,assignment]
+    if _AUTO_INIT.fits:
+        ray._private.auto_init_hook.auto_init_ray = connect
+    wrap(ray, "init")(_join)
+    for name in _OTHERS:
+        wrap(ray, name)(_connect_first)
+    wrap(ray, "get_gpu_ids")(_gpu_ids)
+    if _LAUNCH_HOOKS.fits:
+        ray.remote_function._task_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
+        ray.actor._actor_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
 
 
 def forks_share_ids() -> bool:
@@ -81,20 +90,11 @@ def forks_share_ids() -> bool:
     return drawn[0] == drawn[1]
 
 
-def prepare(address: RayAddress) -> None:
+def set_cluster(address: RayAddress) -> None:
     """Make this process connect to ``address`` on first use, whichever API of Ray that is."""
     global _address
     _address = address
     os.environ["RAY_ADDRESS"] = address.address  # for `ray.init()` in the function
-    if _AUTO_INIT.fits:
-        ray._private.auto_init_hook.auto_init_ray = connect
-    wrap(ray, "init")(_join)
-    for name in _OTHERS:
-        wrap(ray, name)(_connect_first)
-    wrap(ray, "get_gpu_ids")(lambda original: list(address.gpu_ids))
-    if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
-        ray.remote_function._task_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
-        ray.actor._actor_launch_hook = _warn_of_long_waits  # type: ignore[assignment]
 
 
 def connect() -> None:
@@ -139,6 +139,10 @@ def prepare_exit() -> None:
 def _connect_first(original: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     connect()
     return original(*arguments, **keywords)
+
+
+def _gpu_ids(original: Callable[..., Any]) -> Any:
+    return original() if _address is None else list(_address.gpu_ids)
 
 
 # The globals of the functions that were unpickled here.
@@ -193,7 +197,7 @@ def _warn_of_long_waits(descriptor: Any, resources: Any, strategy: Any) -> None:
     """Warn once of a task or actor that has to wait for CPUs. Ray calls this before each submission."""
     global _has_warned
     needed = {name: amount for name, amount in resources.items() if amount}
-    if _has_warned or not needed:
+    if _has_warned or not needed or "TUNE_DISABLE_RESOURCE_CHECKS" in os.environ:
         return
     free = ray.available_resources()
     if all(free.get(name, 0.0) >= amount for name, amount in needed.items()):

@@ -365,7 +365,7 @@ IDS = """
 from horovod_tune.ray_compat import rank_connection
 import ray
 
-rank_connection.leave_ids_to_ranks()
+rank_connection.prepare_process()
 import ray.tune
 
 print(rank_connection.forks_share_ids())

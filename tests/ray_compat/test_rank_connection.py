@@ -39,13 +39,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         (ray._private.auto_init_hook, "auto_init_ray"),
         (ray.remote_function, "_task_launch_hook"),
         (ray.actor, "_actor_launch_hook"),
+        (ray.actor, "ActorClassID"),
         (rank_connection, "_address"),
         (rank_connection, "_has_warned"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setenv("RAY_ADDRESS", "of the driver")
     monkeypatch.delenv("TUNE_DISABLE_RESOURCE_CHECKS", raising=False)
-    rank_connection.prepare(SEARCH)
+    rank_connection.prepare_process()
+    rank_connection.set_cluster(SEARCH)
     return made
 
 
@@ -89,7 +91,7 @@ def test_init_joins_the_search_unless_it_names_another_cluster(calls: Calls) -> 
 
 
 def test_an_empty_runtime_env_is_none(calls: Calls) -> None:
-    rank_connection.prepare(replace(SEARCH, runtime_env={}))
+    rank_connection.set_cluster(replace(SEARCH, runtime_env={}))
     ray.init()
     assert calls[-1][1]["runtime_env"] is None
 

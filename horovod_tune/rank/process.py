@@ -160,24 +160,29 @@ class Rank:
         copies = HostCopies(Path(begin.copies))
         send = functools.partial(self._send, copies)
         fetch = functools.partial(open_checkpoint, node_id=begin.node_id, copies=copies, ask=self._ask_node)
-        request = begin.request
-        live = Session(request, rank_info, send=send, fetch=fetch)
-        live.gpu = begin.gpu
-        live.device = self._backend.device if begin.gpu is None else f"cuda:{begin.gpu}"
-        live.world_error = self._backend.world_error
-        if self._backend.collectives is not None:
-            live.committed = CommittedState(
-                self._backend.collectives, self._backend.states, live.stored_commit
-            )
-        live.before_first_report = self._send_imports
+        request, backend = begin.request, self._backend
+        committed = None
+        if backend.collectives is not None:
+            committed = CommittedState(backend.collectives, backend.states, lambda: live.stored_commit())
+        live = Session(
+            request,
+            rank_info,
+            send=send,
+            fetch=fetch,
+            gpu=begin.gpu,
+            device=backend.device if begin.gpu is None else f"cuda:{begin.gpu}",
+            committed=committed,
+            world_error=backend.world_error,
+            describe_failure=self._describe_failure,
+            before_first_report=self._send_imports,
+        )
         return Training(
             live,
             host=begin.host,
             send=send,
-            load=self._backend.load,
-            describe_failure=self._describe_failure,
-            enter_world=lambda: self._backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
-            leave_world=self._backend.leave,
+            load=backend.load,
+            enter_world=lambda: backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
+            leave_world=backend.leave,
         )
 
     # What follows runs in the thread of the training function.

@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Container
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -116,8 +116,11 @@ class Rank:
         # Set once they are there, or could not be made. Other ranks may have reported before.
         self._has_begun = threading.Event()
         self._forming = threading.Lock()
-        self._calls: dict[int, Future[Any]] = {}
+        self._asked: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
+        # What the actor may ask, by name.
+        answers = (self.stacks, self.dump_commit, self.can_restore, *start.backend.answers())
+        self._answers: dict[str, Callable[..., Any]] = {each.__name__: each for each in answers}
 
     def run(self) -> int:
         threading.Thread(target=self._listen, name="horovod_tune", daemon=True).start()
@@ -230,16 +233,16 @@ class Rank:
 
     def _ask_node(self, place: CheckpointPlace, target: str | None = None) -> Any:
         """Make the actor call `host_copies.ask_node`: this process has no connection to Ray."""
-        return self._ask("fetch", place.path, place.node_id, target)
+        return self._ask("fetch", path=place.path, node_id=place.node_id, target=target)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the training actor.
+    def _ask(self, kind: str, **fields: Any) -> Any:
+        """Send the training actor a request, and return what it replies.
 
-        There is no timeout: the actor limits each method, and this process ends with the actor.
+        There is no timeout: the actor limits each request, and this process ends with the actor.
         """
         number, answer = next(self._numbers), Future[Any]()
-        self._calls[number] = answer
-        self._control.send("call", id=number, method=method, arguments=list(arguments))
+        self._asked[number] = answer
+        self._control.send(kind, id=number, **fields)
         return answer.result()
 
     # What follows runs in the thread that receives from the coordinator or the training actor.
@@ -267,10 +270,10 @@ class Rank:
             case {"kind": "begin", "pickled": pickled}:
                 self._begin.put(pickled)
                 self._has_begun.wait()  # the next messages are for the trainings
-            case {"kind": "call", "id": number, "method": method, "arguments": arguments}:
-                self._answer(number, method, arguments)
+            case {"kind": "ask", "id": number, "request": name, "arguments": arguments, "named": named}:
+                self._answer(number, name, arguments, named)
             case {"kind": "reply", "id": number, "value": value, "error": error}:
-                answer = self._calls.pop(number)
+                answer = self._asked.pop(number)
                 answer.set_exception(RuntimeError(error)) if error else answer.set_result(value)
             case {"kind": "acknowledge", "run": run, "index": index, "pickled_checkpoint": place}:
                 self._acknowledge(run, index, pickle.loads(place))
@@ -306,26 +309,27 @@ class Rank:
                 rank_info, number=rejoin.number, reports=rejoin.reports, resources=rejoin.resources
             )
 
-    def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
+    def _answer(self, number: int, name: str, arguments: list[Any], named: dict[str, Any]) -> None:
         value, error = None, ""
         try:
-            function = getattr(self, f"_on_{method}", None) or getattr(self._backend, method)
-            value = function(*arguments)
+            value = self._answers[name](*arguments, **named)
         except Exception:  # any: the actor raises it
             error = encodable(traceback.format_exc(limit=-5))
         with contextlib.suppress(OSError):
             self._control.send("reply", id=number, value=value, error=error)
 
-    def _on_stacks(self) -> dict[int, str]:
+    # What the actor may ask, with `RankProcess.ask`.
+
+    def stacks(self) -> dict[int, str]:
         return {each.session.rank_info.rank: encodable(each.stack()) for each in self._trainings}
 
-    def _on_dump_commit(self) -> bytes | None:
+    def dump_commit(self) -> bytes | None:
         committed = self._trainings[0].session.committed if self._trainings else None
         dumped: bytes | None = committed.dump() if committed is not None else None
         return dumped
 
-    def _on_can_restore(self) -> int:
-        return int(bool(self._trainings) and self._trainings[0].session.committed.can_restore)
+    def can_restore(self) -> bool:
+        return bool(self._trainings) and self._trainings[0].session.committed.can_restore
 
 
 def set_variables(assignment: Assignment) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 from ray import cloudpickle
 
+from horovod_tune.compatibility import wrap
 from horovod_tune.errors import NotElastic
 from horovod_tune.rank.training import reason_of_leaving
-from horovod_tune.ray_compat.compatibility import wrap
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 

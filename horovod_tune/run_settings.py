@@ -23,10 +23,10 @@ from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.search.sample import Categorical
 from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
 from horovod_tune.backend_choice import placement_of
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import MetricNotReported, SpecError
+from horovod_tune.experiment_metadata import space_metadata, write_end, write_metadata
 from horovod_tune.function.training_function import (
     RESOURCE_ARGUMENTS,
     check_config,

@@ -16,7 +16,7 @@ from pyarrow import fs as pafs
 from horovod_tune.analysis import Analysis, analyze
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, TrialRecord
-from horovod_tune.analysis.scoring import parse_limit
+from horovod_tune.scoring import parse_limit
 
 START = 1_790_000_000.0
 SPACE = {

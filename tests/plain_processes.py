@@ -35,6 +35,9 @@ class PlainProcesses(RankBackend):
     def load(self) -> None:
         import torch  # noqa: F401
 
+    def answers(self) -> Sequence[Callable[..., Any]]:
+        return self.count_processes, self.launch, self.operations
+
     def count_processes(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
         set_variables(inherited, planned)
         return int(os.environ.get("PROCESSES", "1"))

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up: a unit imports only from itself and from units on the lines above its own.
 LAYERS = [
-    {"errors", "messages", "best_effort"},
+    {"errors", "messages", "best_effort", "compatibility", "scoring", "experiment_metadata"},
     {"bounds"},
     {"session", "spec", "files", "horovod_build", "large_batch"},
     {"function"},

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import eventually
 
-from horovod_tune.ray_compat.compatibility import Patch, difference, wrap
+from horovod_tune.compatibility import Patch, difference, wrap
 
 HERE = __name__
 

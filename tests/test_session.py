@@ -76,10 +76,10 @@ def test_a_world_is_read_whole_while_another_thread_joins_the_next_one():
         with active(live):
             return horovod_tune.get_world()
 
-    with live._condition:  # as in `join_world`
+    with live._condition:
         thread, outcome = _in_thread(read)
         thread.join(0.1)
-        live.rank_info, live.world_number = dataclasses.replace(world, rank=1, size=3), 1
+        live.join_world(dataclasses.replace(world, rank=1, size=3), number=1, reports=0, resources=b"")
     thread.join(10)
     assert outcome == [session_module.TrialWorld(1, 3, 1, None)]
 

@@ -62,6 +62,10 @@ class RankBackend(Protocol):
         """Return True if the numbers in the stall inspector's messages are those of ranks."""
         return True
 
+    def answers(self) -> Sequence[Callable[..., Any]]:
+        """Return the methods that `RankProcess.ask` may call in the process; by default none."""
+        return ()
+
 
 class PlacedRank(NamedTuple):
     """A rank of the next world: its training actor, and the network interface of its collectives.

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 
@@ -29,9 +29,14 @@ from horovod_tune.channel.framing import RANK_MESSAGES, Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import ChannelToken, hand_over
 from horovod_tune.errors import StartFailed, encodable
+from horovod_tune.messages import CheckpointPlace
 from horovod_tune.rank.template import TEMPLATE_VARIABLE
+from horovod_tune.transfer.host_copies import ask_node
 
 logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 TICK_S = 0.5
 _LAST_LINES = 20
@@ -43,15 +48,10 @@ _NATIVE_STACK = re.compile(
 
 
 class RankProcess:
-    """One rank's process. ``on_message`` is called for each message that is neither a call nor a reply.
+    """One rank's process. ``on_message`` is called for each message that is neither a request nor a reply."""
 
-    ``methods`` are what the rank may call in this process, each in a thread of its own.
-    """
-
-    def __init__(
-        self, on_message: Callable[[dict[str, Any]], None], methods: dict[str, Callable[..., Any]]
-    ) -> None:
-        self._on_message, self._methods = on_message, methods
+    def __init__(self, on_message: Callable[[dict[str, Any]], None]) -> None:
+        self._on_message = on_message
         self.output = RankOutput()
         ours, theirs = socket.socketpair()
         self.control = Channel(ours, RANK_MESSAGES)
@@ -67,10 +67,10 @@ class RankProcess:
         # True if it was killed because a signal had stopped it; by the monotonic clock, since when it is.
         self.was_suspended = False
         self._suspended_s: float | None = None
-        self._calls: dict[int, Future[Any]] = {}
+        self._asked: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
         self._oom_kills = oom_kills()
-        # The calls of the rank that are being answered.
+        # The rank's requests that are being answered.
         self.unanswered: set[int] = set()
 
     def start(self, template: HostTemplate) -> None:
@@ -100,22 +100,28 @@ class RankProcess:
         with contextlib.suppress(OSError):
             self.control.send(kind, **fields)
 
-    def ask(self, method: str, *arguments: Any, timeout_s: float) -> Any:
-        """Call a method of the rank.
+    def ask(
+        self,
+        request: Callable[Concatenate[Any, _P], _T],
+        timeout_s: float,
+        *arguments: _P.args,
+        **named: _P.kwargs,
+    ) -> _T:
+        """Call, in the process, the method ``request`` of its `Rank`, or one of its backend's `answers`.
 
         Raises:
             RuntimeError: it failed there, or the process has ended.
             TimeoutError: no reply came in time; a rank that holds the GIL, or is suspended, cannot reply.
         """
-        number, answer = next(self._numbers), Future[Any]()
-        self._calls[number] = answer
+        number, answer = next(self._numbers), Future[_T]()
+        self._asked[number] = answer
         if self.has_ended.is_set():
             raise RuntimeError(f"the rank's process {self.pid} has ended")
-        self.send("call", id=number, method=method, arguments=list(arguments))
+        self.send("ask", id=number, request=request.__name__, arguments=list(arguments), named=named)
         try:
             return answer.result(timeout_s)
         finally:
-            self._calls.pop(number, None)
+            self._asked.pop(number, None)
 
     def receive(self) -> bool:
         """Handle the messages that have arrived; return False once the other end is closed."""
@@ -131,9 +137,9 @@ class RankProcess:
     def _handle(self, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "reply", "id": number, "value": value, "error": error}:
-                if (answer := self._calls.pop(number, None)) is not None:
+                if (answer := self._asked.pop(number, None)) is not None:
                     answer.set_exception(RuntimeError(error)) if error else answer.set_result(value)
-            case {"kind": "call", "id": number}:
+            case {"kind": "fetch" | "stall_report", "id": number}:
                 self.unanswered.add(number)
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
             case _:
@@ -142,9 +148,15 @@ class RankProcess:
                 self._on_message(message)
 
     def _answer(self, message: dict[str, Any]) -> None:
-        value, error = None, ""
+        value: Any = None
+        error = ""
         try:
-            value = self._methods[message["method"]](*message["arguments"])
+            match message:
+                case {"kind": "fetch", "path": path, "node_id": node_id, "target": target}:
+                    value = ask_node(CheckpointPlace(path, node_id=node_id), target)
+                case {"kind": "stall_report"}:
+                    self.output.drain()
+                    value = self.output.stall_report()
         except Exception as problem:  # any: the rank raises it
             error = f"{type(problem).__name__}: {problem}"
         self.unanswered.discard(message["id"])
@@ -165,7 +177,7 @@ class RankProcess:
         self.output.close()
         self.status = status
         self.has_ended.set()
-        for answer in list(self._calls.values()):
+        for answer in list(self._asked.values()):
             with contextlib.suppress(Exception):  # it has been answered at this moment
                 answer.set_exception(RuntimeError(f"the rank's process {self.pid} has ended"))
         self.control.close()

@@ -47,10 +47,11 @@ from horovod_tune.messages import (
     TrialRequest,
     WorkerInfo,
 )
+from horovod_tune.rank.process import Rank
 from horovod_tune.rank.template import TEMPLATE_VARIABLE
 from horovod_tune.ray_compat import queries
 from horovod_tune.ray_compat.patches.actors import LIGHTNING_VARIABLE
-from horovod_tune.transfer.host_copies import HostCopies, ask_node
+from horovod_tune.transfer.host_copies import HostCopies
 
 # `poll` waits in one thread while others run the methods below.
 METHODS_AT_ONCE = 8
@@ -127,7 +128,7 @@ class TrainingActor:
         return spare
 
     def _fork(self) -> RankProcess:
-        rank = RankProcess(self._receive, {"fetch": self._fetch, "stall_report": self._stall_report})
+        rank = RankProcess(self._receive)
         self._prepare().start(rank)
         return rank
 
@@ -137,11 +138,10 @@ class TrainingActor:
             with contextlib.suppress(StartFailed):  # `start_process` tries again
                 self._spare = self._fork()
 
-    def serve_store(self, host: str, token: ChannelToken | None) -> int:
-        """Make the rank open the store of its next world; return its port. For torch.distributed."""
+    def ask_backend(self, token: ChannelToken | None, request: Callable[..., Any], *arguments: Any) -> Any:
+        """Start the rank's process unless it runs, and `ask` it for one of its backend's `answers`."""
         rank = self._rank or self.start_process(token)
-        port: int = rank.ask("serve_store", host, timeout_s=ANSWER_TIMEOUT_S)
-        return port
+        return rank.ask(request, ANSWER_TIMEOUT_S, *arguments)
 
     def begin(self, assignment: Assignment, request: TrialRequest) -> None:
         self.begin_ranks(assignment, request, self.environment(), Outbox())
@@ -268,14 +268,10 @@ class TrainingActor:
             self._rank.send("offer_change", number=number)
 
     def dump_commit(self) -> bytes | None:
-        dumped: bytes | None = self._ask("dump_commit")
-        return dumped
+        return self._rank.ask(Rank.dump_commit, ANSWER_TIMEOUT_S) if self._rank is not None else None
 
     def can_restore(self) -> bool:
-        return bool(self._ask("can_restore"))
-
-    def _ask(self, method: str) -> Any:
-        return self._rank.ask(method, timeout_s=ANSWER_TIMEOUT_S) if self._rank is not None else None
+        return self._rank is not None and self._rank.ask(Rank.can_restore, ANSWER_TIMEOUT_S)
 
     def reply_now(self) -> None:
         rank, stack = self._rank, ""
@@ -283,7 +279,7 @@ class TrainingActor:
             if rank.is_suspended():
                 return  # as if this actor were
             with contextlib.suppress(TimeoutError, RuntimeError):  # it holds the GIL, or has ended
-                stack = rank.ask("stacks", timeout_s=STACK_TIMEOUT_S).get(self._number, "")
+                stack = rank.ask(Rank.stacks, STACK_TIMEOUT_S).get(self._number, "")
         text = rank.output.take() if rank is not None else b""
         self._outbox.put(LogChunk(self._number, text, stack))
 
@@ -329,15 +325,3 @@ class TrainingActor:
             kind = FailureKind.UNRESPONSIVE if rank.was_suspended else FailureKind.DIED
             for number in sorted(self.running):
                 self.record_ending(Failed(number, self._host, kind, rank.exit_text()))
-
-    # What follows is called by the rank, each call in a thread of its own.
-
-    def _fetch(self, path: str, node_id: str, target: str | None) -> Any:
-        return ask_node(CheckpointPlace(path, node_id=node_id), target)
-
-    def _stall_report(self) -> str:
-        rank = self._rank
-        if rank is None:
-            return ""
-        rank.output.drain()
-        return rank.output.stall_report()

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from pyarrow.fs import FileType
 
-from horovod_tune.analysis.experiment_metadata import searcher_metadata
 from horovod_tune.analysis.reader.folders import has_uri, shown_place
+from horovod_tune.analysis.reader.metadata_files import searcher_metadata
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN
-from horovod_tune.analysis.scoring import kept, non_dominated, value_of
 from horovod_tune.analysis.search_progress import Progress
 from horovod_tune.analysis.trial_details import error_line
+from horovod_tune.scoring import kept, non_dominated, value_of
 
 # At most this many failures are printed; the others are only counted.
 _FAILURES = 5

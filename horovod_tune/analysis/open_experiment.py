@@ -17,8 +17,8 @@ from horovod_tune.analysis.printable import counted
 from horovod_tune.analysis.reader.folders import Folder, open_folder, shown_place
 from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.results import Results
-from horovod_tune.analysis.scoring import Limit, check_metric, parse_limit
 from horovod_tune.analysis.trial_details import config_changes
+from horovod_tune.scoring import Limit, check_metric, parse_limit
 
 
 class Analysis(Results):

@@ -13,7 +13,7 @@ from horovod_tune import bounds
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.results import Results
-from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated, value_of
+from horovod_tune.scoring import hypervolume, kept, known_values, non_dominated, value_of
 
 
 @dataclass(frozen=True)

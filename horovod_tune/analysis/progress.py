@@ -16,12 +16,12 @@ from typing import Any, SupportsFloat
 from ray.tune import Callback
 
 from horovod_tune.analysis.encoding import OTHER_SIGNS
-from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.printable import counted, one_line, printable
-from horovod_tune.analysis.scoring import check_metric, value_of
 from horovod_tune.analysis.search_progress import ENDED, STATES, Progress
 from horovod_tune.best_effort import best_effort_callback
+from horovod_tune.experiment_metadata import write_metadata
+from horovod_tune.scoring import check_metric, value_of
 
 _ROWS = 16  # running trials in the live table; the others are only counted
 # The shortest time between two lines on new best values, or between two summaries: short trials have many.

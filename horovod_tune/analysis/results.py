@@ -20,7 +20,6 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Limit, as_number, kept, known_values, value_of
 from horovod_tune.analysis.trial_details import (
     attempts,
     config_at,
@@ -31,6 +30,7 @@ from horovod_tune.analysis.trial_details import (
 )
 from horovod_tune.analysis.varying_parameters import Parameter, find_varying
 from horovod_tune.errors import HorovodTuneError
+from horovod_tune.scoring import Limit, as_number, kept, known_values, value_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_tune.analysis.printable import counted, digits_for, duration, one_line, sparkline, text_of
-from horovod_tune.analysis.scoring import value_of
 from horovod_tune.analysis.varying_parameters import flat_config
+from horovod_tune.scoring import value_of
 
 _LEAST_LEFT_S = 10.0  # a shorter time left is not shown: it would be a guess
 ENDED = ("done", "stopped", "failed")

@@ -24,8 +24,7 @@ Schema = Mapping[str, Mapping[str, type | tuple[type, ...]]]
 
 _NUMBER = (int, float)
 _NO = type(None)
-# A request of one end that the other end answers, or the error with which it failed.
-_CALL: Mapping[str, type | tuple[type, ...]] = {"id": int, "method": str, "arguments": (list, tuple)}
+# The answer to a request with the same id, or the error with which it failed.
 _REPLY: Mapping[str, type | tuple[type, ...]] = {"id": int, "value": object, "error": str}
 
 # What a rank sends the coordinator on its own host.
@@ -42,7 +41,8 @@ RANK_MESSAGES: Schema = {
     "awaited": {"names": dict},
     "imports": {"seconds": dict},
     "long_wait": {"rank": int, "report": int},
-    "call": _CALL,
+    "fetch": {"id": int, "path": str, "node_id": str, "target": (str, _NO)},
+    "stall_report": {"id": int},
     "reply": _REPLY,
 }
 # What a rank receives from the coordinator. `checkpoint` holds a place's path, node_id and report.
@@ -59,7 +59,7 @@ ACTOR_MESSAGES: Schema = {
     "rejoin": {"pickled": bytes},
     "offer_change": {"number": int},
     "stalled": {"names": dict},
-    "call": _CALL,
+    "ask": {"id": int, "request": str, "arguments": (list, tuple), "named": dict},
     "reply": _REPLY,
 }
 MAX_FRAME_BYTES = 1 << 30

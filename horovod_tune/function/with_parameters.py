@@ -162,8 +162,8 @@ def provided() -> dict[str, Any]:
             "the parameters of with_parameters were not sent with the function: pass "
             "DistributedTrainableCreator the function that with_parameters returns"
         )
-    if live.parameters is None:  # per session: on TPU v2 and v3 a process has two ranks
-        live.parameters = load_values(live.request.parameters)
+    if not live.parameters:  # per session: on TPU v2 and v3 a process has two ranks
+        live.parameters.update(load_values(live.request.parameters))
     return live.parameters
 
 

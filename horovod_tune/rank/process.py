@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -116,8 +117,11 @@ class Rank:
         # Set once they are there, or could not be made. Other ranks may have reported before.
         self._has_begun = threading.Event()
         self._forming = threading.Lock()
-        self._calls: dict[int, Future[Any]] = {}
+        self._asked: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
+        # What the actor may ask, by name.
+        answers = (self.stacks, self.dump_commit, self.can_restore, *start.backend.answers())
+        self._answers: dict[str, Callable[..., Any]] = {each.__name__: each for each in answers}
 
     def run(self) -> int:
         threading.Thread(target=self._listen, name="horovod_tune", daemon=True).start()
@@ -160,24 +164,29 @@ class Rank:
         copies = HostCopies(Path(begin.copies))
         send = functools.partial(self._send, copies)
         fetch = functools.partial(open_checkpoint, node_id=begin.node_id, copies=copies, ask=self._ask_node)
-        request = begin.request
-        live = Session(request, rank_info, send=send, fetch=fetch)
-        live.gpu = begin.gpu
-        live.device = self._backend.device if begin.gpu is None else f"cuda:{begin.gpu}"
-        live.world_error = self._backend.world_error
-        if self._backend.collectives is not None:
-            live.committed = CommittedState(
-                self._backend.collectives, self._backend.states, live.stored_commit
-            )
-        live.before_first_report = self._send_imports
+        request, backend = begin.request, self._backend
+        committed = None
+        if backend.collectives is not None:
+            committed = CommittedState(backend.collectives, backend.states, lambda: live.stored_commit())
+        live = Session(
+            request,
+            rank_info,
+            send=send,
+            fetch=fetch,
+            gpu=begin.gpu,
+            device=backend.device if begin.gpu is None else f"cuda:{begin.gpu}",
+            committed=committed,
+            world_error=backend.world_error,
+            describe_failure=self._describe_failure,
+            before_first_report=self._send_imports,
+        )
         return Training(
             live,
             host=begin.host,
             send=send,
-            load=self._backend.load,
-            describe_failure=self._describe_failure,
-            enter_world=lambda: self._backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
-            leave_world=self._backend.leave,
+            load=backend.load,
+            enter_world=lambda: backend.enter(live.rank_info, f"{request.run}.{live.world_number}"),
+            leave_world=backend.leave,
         )
 
     # What follows runs in the thread of the training function.
@@ -225,16 +234,16 @@ class Rank:
 
     def _ask_node(self, place: CheckpointPlace, target: str | None = None) -> Any:
         """Make the actor call `host_copies.ask_node`: this process has no connection to Ray."""
-        return self._ask("fetch", place.path, place.node_id, target)
+        return self._ask("fetch", path=place.path, node_id=place.node_id, target=target)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the training actor.
+    def _ask(self, kind: str, **fields: Any) -> Any:
+        """Send the training actor a request, and return what it replies.
 
-        There is no timeout: the actor limits each method, and this process ends with the actor.
+        There is no timeout: the actor limits each request, and this process ends with the actor.
         """
         number, answer = next(self._numbers), Future[Any]()
-        self._calls[number] = answer
-        self._control.send("call", id=number, method=method, arguments=list(arguments))
+        self._asked[number] = answer
+        self._control.send(kind, id=number, **fields)
         return answer.result()
 
     # What follows runs in the thread that receives from the coordinator or the training actor.
@@ -262,10 +271,10 @@ class Rank:
             case {"kind": "begin", "pickled": pickled}:
                 self._begin.put(pickled)
                 self._has_begun.wait()  # the next messages are for the trainings
-            case {"kind": "call", "id": number, "method": method, "arguments": arguments}:
-                self._answer(number, method, arguments)
+            case {"kind": "ask", "id": number, "request": name, "arguments": arguments, "named": named}:
+                self._answer(number, name, arguments, named)
             case {"kind": "reply", "id": number, "value": value, "error": error}:
-                answer = self._calls.pop(number)
+                answer = self._asked.pop(number)
                 answer.set_exception(RuntimeError(error)) if error else answer.set_result(value)
             case {"kind": "acknowledge", "run": run, "index": index, "pickled_checkpoint": place}:
                 self._acknowledge(run, index, pickle.loads(place))
@@ -301,26 +310,27 @@ class Rank:
                 rank_info, number=rejoin.number, reports=rejoin.reports, resources=rejoin.resources
             )
 
-    def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
+    def _answer(self, number: int, name: str, arguments: list[Any], named: dict[str, Any]) -> None:
         value, error = None, ""
         try:
-            function = getattr(self, f"_on_{method}", None) or getattr(self._backend, method)
-            value = function(*arguments)
+            value = self._answers[name](*arguments, **named)
         except Exception:  # any: the actor raises it
             error = encodable(traceback.format_exc(limit=-5))
         with contextlib.suppress(OSError):
             self._control.send("reply", id=number, value=value, error=error)
 
-    def _on_stacks(self) -> dict[int, str]:
+    # What the actor may ask, with `RankProcess.ask`.
+
+    def stacks(self) -> dict[int, str]:
         return {each.session.rank_info.rank: encodable(each.stack()) for each in self._trainings}
 
-    def _on_dump_commit(self) -> bytes | None:
+    def dump_commit(self) -> bytes | None:
         committed = self._trainings[0].session.committed if self._trainings else None
         dumped: bytes | None = committed.dump() if committed is not None else None
         return dumped
 
-    def _on_can_restore(self) -> int:
-        return int(bool(self._trainings) and self._trainings[0].session.committed.can_restore)
+    def can_restore(self) -> bool:
+        return bool(self._trainings) and self._trainings[0].session.committed.can_restore
 
 
 def set_variables(assignment: Assignment) -> None:

@@ -29,9 +29,8 @@ STACK_FRAMES = 50
 class Training:
     """One rank's run of the training function for one trial, in the thread that calls `run`.
 
-    ``load()`` imports the backend's libraries; ``describe_failure(error)`` returns the kind of a failure and
-    text to add to its traceback; ``enter_world()`` prepares the world in which the function is about to be
-    called; ``leave_world()`` leaves a world that is changing or broken.
+    ``load()`` imports the backend's libraries; ``enter_world()`` prepares the world in which the function is
+    about to be called; ``leave_world()`` leaves a world that is changing or broken.
     """
 
     def __init__(
@@ -41,16 +40,13 @@ class Training:
         host: str,
         send: Callable[[Message], None],
         load: Callable[[], None],
-        describe_failure: Callable[[BaseException], tuple[FailureKind, str]],
         enter_world: Callable[[], None] = lambda: None,
         leave_world: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = live_session
-        live_session.reason_of_leaving = self._reason_of_leaving
         self._host = host
         self._send = send
         self._load = load
-        self._describe_failure = describe_failure
         self._enter_world, self._leave_world = enter_world, leave_world
         # None until the function is unpickled, in its first world.
         self._function: Callable[[dict[str, Any]], Any] | None = None
@@ -81,12 +77,13 @@ class Training:
             # The coordinator raises it. SystemExit too: the function has not finished.
             kind, text, status = FailureKind.RAISED, _own_traceback(error), 1
             with contextlib.suppress(Exception):  # the user's error may raise in its __str__
-                kind, more = self._describe_failure(error)
+                kind, more = self.session.describe_failure(error)
                 text += more + advice_on(error)
             ending = Failed(self.session.rank_info.rank, self._host, kind, encodable(text))
         self._send(ending)
         # The objects of the function end as at the end of a script, while the process can still use them.
-        self._function = self.session.parameters = None
+        self._function = None
+        self.session.parameters.clear()
         session.activate(None)
         tune_session.install_session(session.current())
         return status
@@ -108,24 +105,26 @@ class Training:
             except WorldChanges:
                 self.session.committed.change_pending = False
             except Exception as error:  # the function may raise anything if a rank was lost
-                found = self._reason_of_leaving(error)
+                found = reason_of_leaving(self.session, error)
                 if found is None or not self._can_restart():
                     raise
                 reason = found
             self._leave_world()
             self.session.wait_for_world(*reason)
 
-    def _reason_of_leaving(self, error: BaseException) -> tuple[str, str] | None:
-        kind, more = self._describe_failure(error)
-        if kind not in _CAUSED_BY_OTHERS:
-            return None
-        stalled = _own_traceback(error) + more if kind is FailureKind.STALLED else ""
-        return f"{type(error).__name__}: {error}", stalled
-
     def _can_restart(self) -> bool:
         """Return True if the trial is elastic, and the function saves state or nothing was reported yet."""
         live = self.session
         return live.request.is_elastic and (live.committed.can_restore or not live.trial_has_reported)
+
+
+def reason_of_leaving(live_session: Session, error: BaseException) -> tuple[str, str] | None:
+    """Return the arguments of `Session.wait_for_world`; None if no other rank is the cause of ``error``."""
+    kind, more = live_session.describe_failure(error)
+    if kind not in _CAUSED_BY_OTHERS:
+        return None
+    stalled = _own_traceback(error) + more if kind is FailureKind.STALLED else ""
+    return f"{type(error).__name__}: {error}", stalled
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:

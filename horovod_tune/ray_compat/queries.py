@@ -15,8 +15,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from horovod_tune.compatibility import Patch
 from horovod_tune.errors import TrainingFailed
-from horovod_tune.ray_compat.compatibility import Patch
 from horovod_tune.spec.placement import Placement, check_fits
 
 logger = logging.getLogger(__name__)

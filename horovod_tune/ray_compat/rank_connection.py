@@ -19,8 +19,8 @@ from typing import Any
 
 import ray
 
+from horovod_tune.compatibility import Patch, wrap
 from horovod_tune.messages import RayAddress
-from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch
+from horovod_tune.compatibility import Patch
 
 
 @Patch(

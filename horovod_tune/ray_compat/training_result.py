@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ray
 
+from horovod_tune.compatibility import difference
 from horovod_tune.errors import UnsupportedRay
-from horovod_tune.ray_compat.compatibility import difference
 
 _REQUIRED = (
     "ray.train._internal.checkpoint_manager:_TrainingResult(checkpoint, metrics)",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, wrap
+from horovod_tune.compatibility import Patch, wrap
 from horovod_tune.ray_compat.patches.actors import LIGHTNING_VARIABLE
 from horovod_tune.session.reported_values import merge_metrics
 from horovod_tune.session.session import Session, current

@@ -21,8 +21,8 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 from threadpoolctl import ThreadpoolController
 
-from horovod_tune.analysis.scoring import as_number
 from horovod_tune.ray_compat.patches import drawn_values
+from horovod_tune.scoring import as_number
 from horovod_tune.search import state_file
 from horovod_tune.search.earlier_experiment import fit_into, read_previous
 from horovod_tune.search.gp.fitted_model import FitState

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod_tune.analysis.scoring import known_values
+from horovod_tune.scoring import known_values
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray, with_context
 from horovod_tune.search.history import Ending, Trial

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_tune.analysis.scoring import Limit, as_number, parse_limit
+from horovod_tune.scoring import Limit, as_number, parse_limit
 from horovod_tune.search.gp.feasibility import diverged
 from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.space.search_space import Point

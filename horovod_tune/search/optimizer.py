@@ -14,7 +14,7 @@ import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
-from horovod_tune.analysis.scoring import non_dominated
+from horovod_tune.scoring import non_dominated
 from horovod_tune.search.curve_rows import axis, is_unfinished, rows_of, trials_with_open_end
 from horovod_tune.search.earlier_experiment import EarlierModel
 from horovod_tune.search.gp.acquisition import (

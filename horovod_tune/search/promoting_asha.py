@@ -14,10 +14,10 @@ from ray.tune.utils import flatten_dict
 
 from horovod_tune import bounds
 from horovod_tune.analysis.reader.trial_files import rows_of
-from horovod_tune.analysis.scoring import as_number, check_metric_name
 from horovod_tune.ray_compat.patches.paused_trials import mend_paused_trials
 from horovod_tune.ray_compat.queries import stored_results
 from horovod_tune.ray_compat.schedules import acquire_slot, release_slot
+from horovod_tune.scoring import as_number, check_metric_name
 
 logger = logging.getLogger(__name__)
 

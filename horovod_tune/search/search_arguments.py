@@ -19,7 +19,7 @@ from bayes_opt.acquisition import (
 )
 
 from horovod_tune import bounds
-from horovod_tune.analysis.scoring import check_metric_name
+from horovod_tune.scoring import check_metric_name
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.gp.fitted_model import ModelOptions
 

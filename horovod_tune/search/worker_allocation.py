@@ -11,8 +11,8 @@ import ray
 from ray.tune.experiment import Trial
 from ray.tune.utils import flatten_dict
 
-from horovod_tune.analysis.scoring import as_number, check_metric_name
 from horovod_tune.errors import MetricsError, SpecError
+from horovod_tune.scoring import as_number, check_metric_name
 from horovod_tune.spec.resizing import request_for, resized, with_workers
 from horovod_tune.spec.trial_spec import count
 

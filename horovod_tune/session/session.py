@@ -23,7 +23,15 @@ from horovod_tune.errors import (
     NotSynchronised,
     encodable,
 )
-from horovod_tune.messages import CheckpointPlace, LongWait, NeedsWorld, RankInfo, Report, TrialRequest
+from horovod_tune.messages import (
+    CheckpointPlace,
+    FailureKind,
+    LongWait,
+    NeedsWorld,
+    RankInfo,
+    Report,
+    TrialRequest,
+)
 from horovod_tune.session.reported_values import checkpoint_path, merge_metrics, plain_metrics
 
 if TYPE_CHECKING:
@@ -50,8 +58,14 @@ class WorldBroken(Exception):
 class Session:
     """One rank's side of one trial.
 
-    ``send`` carries rank 0's reports, and every rank's `NeedsWorld`, to the coordinator; ``fetch`` turns a
-    CheckpointPlace into a ``ray.tune.Checkpoint`` that this rank can read.
+    Args:
+        send: carries rank 0's reports, and every rank's `NeedsWorld`, to the coordinator.
+        fetch: turns a CheckpointPlace into a ``ray.tune.Checkpoint`` that this rank can read.
+        gpu, device: those of `TrialWorld`.
+        committed: the rank's `committed_state.CommittedState`; None in a TPU trial.
+        world_error: makes the error that `report` raises in a broken world.
+        describe_failure: returns the kind of the function's failure, and text to add to its traceback.
+        before_first_report: called before rank 0's first report.
     """
 
     def __init__(
@@ -61,12 +75,21 @@ class Session:
         *,
         send: Callable[[Report | NeedsWorld | LongWait], None],
         fetch: Callable[[CheckpointPlace], Checkpoint],
+        gpu: int | None = None,
+        device: str = "cpu",
+        committed: Any = None,
+        world_error: Callable[[str], BaseException] = WorldBroken,
+        describe_failure: Callable[[BaseException], tuple[FailureKind, str]] = (
+            lambda error: (FailureKind.RAISED, "")
+        ),
+        before_first_report: Callable[[], None] = lambda: None,
     ) -> None:
         self.request = request
         self.rank_info = rank_info
         self.pid = os.getpid()
-        self._send = send
-        self._fetch = fetch
+        self.gpu, self.device, self.committed = gpu, device, committed
+        self.world_error, self.describe_failure = world_error, describe_failure
+        self._send, self._fetch, self._before_first_report = send, fetch, before_first_report
         # Where the newest checkpoint is stored, and the checkpoint once it has been fetched.
         self._place = request.checkpoint
         self._checkpoint: Checkpoint | None = None
@@ -83,18 +106,7 @@ class Session:
         # True if a collective failed without raising: the function may have used its invalid result.
         self.failed_unnoticed = False
         # The objects of `with_parameters`, once the function has asked for them.
-        self.parameters: dict[str, Any] | None = None
-        # The rank's `committed_state.CommittedState`; None in a TPU trial.
-        self.committed: Any = None
-        # The index of the rank's own GPU among those that its process sees.
-        self.gpu: int | None = None
-        self.device = "cpu"
-        # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.
-        self.world_error: Callable[[str], BaseException] = WorldBroken
-        # Returns the arguments of `wait_for_world`; None if no other rank is the cause of the error.
-        self.reason_of_leaving: Callable[[BaseException], tuple[str, str] | None] = lambda error: None
-        # Called before rank 0's first report.
-        self.before_first_report: Callable[[], None] = lambda: None
+        self.parameters: dict[str, Any] = {}
         self._condition = threading.Condition()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
@@ -106,7 +118,7 @@ class Session:
         if self._world_is_broken:
             raise self.world_error("report() was called in a world that has lost a rank")
         if self.rank_info.rank == 0 and not self.has_reported:
-            self.before_first_report()
+            self._before_first_report()
         self.reports += 1
         self.has_reported = True
         if self.rank_info.rank == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod_tune.actors.rank_backend import RankBackend
@@ -74,6 +74,9 @@ class BackendOfOne(RankBackend):
         if isinstance(error, Stalled):
             return FailureKind.STALLED, f"The report: {stall_report()}", {1: "loss"}
         return FailureKind.DISCONNECTED if isinstance(error, WorldBroken) else FailureKind.RAISED, "", {}
+
+    def answers(self) -> Sequence[Callable[..., Any]]:
+        return (self.serve_store,)
 
     def serve_store(self, host: str) -> int:
         return len(host)

@@ -14,11 +14,12 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from horovod_tune.actors import rank_output
+from horovod_tune.actors import rank_output, rank_process
 from horovod_tune.actors.rank_process import RankProcess
 from horovod_tune.channel.framing import ACTOR_MESSAGES, Channel
 from horovod_tune.channel.report_channel import Listener
 from horovod_tune.errors import StartFailed
+from horovod_tune.messages import CheckpointPlace
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +62,7 @@ def messages() -> list[tuple[str, bytes]]:
 
 @pytest.fixture
 def rank(started: Started, messages: list[tuple[str, bytes]]) -> Iterator[RankProcess]:
-    def fail() -> None:
-        raise ValueError("no such place")
-
-    methods = {"double": lambda number: 2 * number, "fail": fail}
-    made = RankProcess(lambda message: messages.append((message["kind"], made.output.tail())), methods)
+    made = RankProcess(lambda message: messages.append((message["kind"], made.output.tail())))
     made.start(started)  # type: ignore[arg-type]
     yield made
     if not made.has_ended.is_set():
@@ -76,7 +73,7 @@ def test_nothing_stays_open_if_it_cannot_be_started() -> None:
     template = Mock()
     template.start_rank.side_effect = StartFailed("the template has ended")
     before = psutil.Process().num_fds()
-    rank = RankProcess(lambda message: None, {})
+    rank = RankProcess(lambda message: None)
     with pytest.raises(StartFailed):
         rank.start(template)
     assert psutil.Process().num_fds() == before
@@ -84,7 +81,7 @@ def test_nothing_stays_open_if_it_cannot_be_started() -> None:
 
 
 def replies(started: Started, count: int) -> list[tuple[Any, str]]:
-    """Return what the rank receives for its calls, as the value and the error of each."""
+    """Return what the rank receives for its requests, as the value and the error of each."""
     found: list[dict[str, Any]] = []
     while len(found) < count:
         new, is_open = started.control.receive(30.0)
@@ -124,38 +121,47 @@ def test_what_it_sent_and_printed_before_its_end_is_known(
     assert not rank.output.is_open
 
 
+def gives(rank: Any, *values: Any, last: Any = None) -> list[Any]:
+    """Stands for a method of the rank."""
+    raise NotImplementedError
+
+
+def fails(rank: Any) -> None:
+    """Stands for a method of the rank."""
+
+
 def test_what_the_actor_asks_is_answered_or_raises(rank: RankProcess, started: Started) -> None:
     def answer() -> None:
         while True:
-            calls, is_open = started.control.receive(None)
-            for each in calls:
-                fails = each["method"] == "fails"
-                error = "it failed there" if fails else ""
-                started.control.send("reply", id=each["id"], value=each["arguments"], error=error)
+            asked, is_open = started.control.receive(None)
+            for each in asked:
+                error = "it failed there" if each["request"] == "fails" else ""
+                value = [*each["arguments"], each["named"]]
+                started.control.send("reply", id=each["id"], value=value, error=error)
             rank.receive()
             if not is_open:
                 return
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    assert rank.ask("gives", 1, "a", timeout_s=30.0) == [1, "a"]
+    assert rank.ask(gives, 30.0, 1, "a", last=2) == [1, "a", {"last": 2}]
     with pytest.raises(RuntimeError, match="it failed there"):
-        rank.ask("fails", timeout_s=30.0)
+        rank.ask(fails, 30.0)
     rank.end(0)
     thread.join(30.0)
     with pytest.raises(RuntimeError, match=f"process {rank.pid} has ended"):
-        rank.ask("gives", timeout_s=30.0)
+        rank.ask(gives, 30.0)
 
 
 def test_a_question_ends_with_the_process_or_its_time(rank: RankProcess, started: Started) -> None:
     with pytest.raises(TimeoutError):
-        rank.ask("gives", timeout_s=0.01)
+        rank.ask(gives, 0.01)
     started.control.receive(30.0)
     asked: list[BaseException] = []
 
     def ask() -> None:
         try:
-            rank.ask("gives", timeout_s=60.0)
+            rank.ask(gives, 60.0)
         except RuntimeError as error:
             asked.append(error)
 
@@ -167,13 +173,25 @@ def test_a_question_ends_with_the_process_or_its_time(rank: RankProcess, started
     assert [str(each) for each in asked] == [f"the rank's process {rank.pid} has ended"]
 
 
-def test_what_the_rank_calls_is_answered_with_a_value_or_the_error(
-    rank: RankProcess, started: Started
+def test_what_the_rank_asks_is_answered_with_a_value_or_the_error(
+    rank: RankProcess, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started.control.send("call", id=1, method="double", arguments=[21])
-    started.control.send("call", id=2, method="fail", arguments=[])
+    def ask_node(place: CheckpointPlace, target: str | None) -> tuple[int, int]:
+        if target is not None:
+            raise ValueError(f"{place.node_id} has no {place.path}")
+        return 1, 2
+
+    monkeypatch.setattr(rank_process, "ask_node", ask_node)
+    os.write(started.output, b"[stall_inspector.cc] One rank is missing\n")
+    started.control.send("stall_report", id=1)
+    started.control.send("fetch", id=2, path="/a", node_id="node", target=None)
+    started.control.send("fetch", id=3, path="/a", node_id="node", target="/b")
     assert rank.receive()
-    assert replies(started, 2) == [(42, ""), (None, "ValueError: no such place")]
+    assert replies(started, 3) == [
+        ("[stall_inspector.cc] One rank is missing", ""),
+        ((1, 2), ""),
+        (None, "ValueError: node has no /a"),
+    ]
     assert rank.unanswered == set()
 
 

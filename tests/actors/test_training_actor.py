@@ -18,10 +18,11 @@ import cloudpickle
 import psutil
 import pytest
 import ray
+from backend_of_one import BackendOfOne
 from processes import eventually
 
 from horovod_tune import commit, get_checkpoint, get_state, get_world, report
-from horovod_tune.actors import rank_output, training_actor
+from horovod_tune.actors import rank_output, rank_process
 from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.messages import (
     Assignment,
@@ -49,10 +50,8 @@ class Coordinator:
     """What a coordinator does with one training actor."""
 
     def __init__(self, folder: Path) -> None:
-        import backend_of_one
-
         self.folder = folder
-        self.actor = TrainingActor(backend_of_one.BackendOfOne, (), 60.0)
+        self.actor = TrainingActor(BackendOfOne, (), 60.0)
         self.log = b""
         self.messages: deque[Any] = deque()
         self.run = 0
@@ -287,7 +286,7 @@ def test_a_checkpoint_of_another_node_is_fetched_by_the_actor(
         with checkpoint.as_directory() as directory:
             print(Path(directory, "weights").read_text())
 
-    monkeypatch.setattr(training_actor, "ask_node", ask_node)
+    monkeypatch.setattr(rank_process, "ask_node", ask_node)
     coordinator.begin(train, checkpoint=CheckpointPlace("/elsewhere/c", node_id="another node"))
     assert coordinator.next() == Finished(0)
     assert "trained" in coordinator.end()
@@ -334,7 +333,9 @@ def test_a_spare_process_that_has_ended_is_replaced(coordinator: Coordinator) ->
 
 
 def test_the_store_of_the_next_world_is_that_of_the_process_that_begins(coordinator: Coordinator) -> None:
-    assert coordinator.actor.serve_store("a host", None) == 6
+    assert coordinator.actor.ask_backend(None, BackendOfOne.serve_store, "a host") == 6
+    with pytest.raises(RuntimeError, match="KeyError: 'abort'"):  # not one of its answers
+        coordinator.actor.ask_backend(None, BackendOfOne.abort)
     process = coordinator.actor._rank
     coordinator.begin(lambda config: print(os.getpid()))
     assert coordinator.next() == Finished(0)

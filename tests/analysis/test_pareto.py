@@ -12,7 +12,7 @@ from made_experiments import changed, made_experiment, reporting, written
 from horovod_tune.analysis import Analysis, write_report
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.results import MetricUnknown
-from horovod_tune.analysis.scoring import Limit, hypervolume, kept, non_dominated, parse_limit
+from horovod_tune.scoring import Limit, hypervolume, kept, non_dominated, parse_limit
 
 AIMS = {"accuracy": "max", "latency_ms": "min"}
 

@@ -17,7 +17,7 @@ from horovod_tune.analysis import (  # noqa: E402
     plots,
 )
 from horovod_tune.analysis.plots.style import OKABE_ITO, hover_texts, log_axis  # noqa: E402
-from horovod_tune.analysis.scoring import parse_limit  # noqa: E402
+from horovod_tune.scoring import parse_limit  # noqa: E402
 
 ONE_FIGURE = (
     "learning_curves",

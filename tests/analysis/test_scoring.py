@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from horovod_tune.analysis.frames import clock, typed
-from horovod_tune.analysis.scoring import value_of
 from horovod_tune.analysis.trial_details import error_line
+from horovod_tune.scoring import value_of
 
 
 def test_a_metric_may_be_nested_or_contain_a_slash():

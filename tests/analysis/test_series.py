@@ -15,8 +15,8 @@ from horovod_tune.analysis.plots.scheduling import timeline_bars
 from horovod_tune.analysis.plots.style import metric_axis
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.run_summary import run_summary, usage
-from horovod_tune.analysis.scoring import parse_limit
 from horovod_tune.analysis.trial_details import spans
+from horovod_tune.scoring import parse_limit
 
 
 def test_the_best_so_far_only_gets_better_and_ends_with_the_search():

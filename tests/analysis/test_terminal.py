@@ -21,7 +21,7 @@ from made_experiments import changed, losing_ranks, made_experiment, reporting, 
 from horovod_tune.analysis import Analysis, analyze, export
 from horovod_tune.analysis.analysis_commands import add_parsers
 from horovod_tune.analysis.printable import sparkline
-from horovod_tune.analysis.scoring import parse_limit
+from horovod_tune.scoring import parse_limit
 
 pytest.importorskip("rich")
 from horovod_tune.analysis import terminal

@@ -74,11 +74,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
         places = str(tmp_path), str(tmp_path)
         config, pickled = cloudpickle.dumps({}), cloudpickle.dumps(function)
         request = TrialRequest("t", "t", *places, "e", config, pickled, is_elastic=is_elastic)
-        live = Session(request, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))
-        live.committed = CommittedState(Alone(), States())
-        training = Training(
-            live, host="here", send=send, load=lambda: None, describe_failure=describe_failure
+        live = Session(
+            request,
+            world,
+            send=send,
+            fetch=lambda place: pytest.fail("there is no checkpoint"),
+            committed=CommittedState(Alone(), States()),
+            describe_failure=describe_failure,
         )
+        training = Training(live, host="here", send=send, load=lambda: None)
         assert training.run() == isinstance(sent[-1], Failed), "the exit status"
         return sent
 

@@ -68,7 +68,7 @@ class Ranks:
         self.supervisor = Supervisor(host_template, timeout_s, self.ended.append)
 
     def start(self) -> RankProcess:
-        rank = RankProcess(lambda message: None, {})
+        rank = RankProcess(lambda message: None)
         self.supervisor.start(rank)
         return rank
 

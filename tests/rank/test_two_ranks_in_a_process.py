@@ -16,7 +16,7 @@ from ray import tune
 import horovod_tune
 from horovod_tune.errors import NotInTraining
 from horovod_tune.function.with_parameters import pack_values, provided
-from horovod_tune.messages import FailureKind, Finished, RankInfo, Report, TrialRequest
+from horovod_tune.messages import Finished, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
 from horovod_tune.session import session
 from horovod_tune.session.session import Session
@@ -36,13 +36,7 @@ class Rank:
         self.session = Session(
             request, RankInfo(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
         )
-        self.training = Training(
-            self.session,
-            host="here",
-            send=self.take,
-            load=lambda: None,
-            describe_failure=lambda error: (FailureKind.RAISED, ""),
-        )
+        self.training = Training(self.session, host="here", send=self.take, load=lambda: None)
         self.thread = threading.Thread(target=self.training.run, daemon=True)
 
     def take(self, message: Any) -> None:

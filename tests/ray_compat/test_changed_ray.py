@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from processes import run_python
 
-from horovod_tune import creator  # noqa: F401 - imports all patches of Ray
+from horovod_tune import (
+    compatibility,
+    creator,  # noqa: F401 - imports all patches of Ray
+)
 from horovod_tune.backends.torch_distributed import process_groups  # noqa: F401 - it has a patch too
-from horovod_tune.ray_compat import compatibility
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 

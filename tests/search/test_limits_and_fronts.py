@@ -12,7 +12,7 @@ import pytest
 from conformance import Loop
 from ray import tune
 
-from horovod_tune.analysis.scoring import hypervolume
+from horovod_tune.scoring import hypervolume
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.gp.acquisition import PosteriorDraws
 from horovod_tune.search.gp.feasibility import joint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from horovod_tune.analysis.scoring import Limit, value_of
+from horovod_tune.scoring import Limit, value_of
 
 
 @dataclass(frozen=True)

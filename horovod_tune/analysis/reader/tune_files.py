@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
-from horovod_tune.analysis.experiment_metadata import metadata_of
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
+from horovod_tune.analysis.reader.metadata_files import metadata_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.state_files import Run, choose, is_state, parse_state, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files

@@ -19,8 +19,9 @@ from typing import Any
 
 from ray import cloudpickle
 
+from horovod_tune.compatibility import wrap
 from horovod_tune.errors import NotElastic
-from horovod_tune.ray_compat.compatibility import wrap
+from horovod_tune.rank.training import reason_of_leaving
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 
@@ -133,7 +134,7 @@ def run_and_report(run_fn: Callable[..., Any], function: Callable[..., Any], _: 
         except Exception as error:
             live = session.current()
             if live is not None:
-                left_with = live.reason_of_leaving(error) or left_with
+                left_with = reason_of_leaving(live, error) or left_with
                 own_error = None if left_with[0] else error
             raise
 

@@ -20,10 +20,10 @@ from horovod_tune.actors.rank_output import missing_ranks
 from horovod_tune.actors.sockets import SocketRecorder
 from horovod_tune.backends.horovod import horovod_elastic
 from horovod_tune.backends.horovod.horovod_elastic import Collectives, notifications
+from horovod_tune.compatibility import wrap
 from horovod_tune.errors import exception_chain
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import FailureKind
-from horovod_tune.ray_compat.compatibility import wrap
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _RANK_METHODS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")

@@ -20,7 +20,7 @@ from typing import Any
 
 from horovod_tune.actors.sockets import SocketRecorder
 from horovod_tune.backends.torch_distributed.world_store import WorldStore, wait_for_all
-from horovod_tune.ray_compat.compatibility import Patch, wrap
+from horovod_tune.compatibility import Patch, wrap
 from horovod_tune.session.session import WorldBroken
 
 _C10D = "torch.distributed.distributed_c10d"

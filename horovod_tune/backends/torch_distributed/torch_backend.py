@@ -57,7 +57,8 @@ def _open_store(
     first = by_rank[0]
     address = "127.0.0.1" if len(hosts) == 1 else first.info.node_ip
     try:
-        port = ray.get(first.actor.serve_store.remote(address, first.token), timeout=timeout_s)
+        asked = first.actor.ask_backend.remote(first.token, TorchWorld.serve_store, address)
+        port = ray.get(asked, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         late = f"did not open a TCPStore within timeout_s={timeout_s:g} s"
         raise StartFailed(f"rank 0 on {first.info.host} {late}") from None

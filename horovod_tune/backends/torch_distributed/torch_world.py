@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -127,6 +127,9 @@ class TorchWorld(RankBackend):
         if self._is_watched:
             for name, value in NCCL_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
+
+    def answers(self) -> Sequence[Callable[..., Any]]:
+        return (self.serve_store,)
 
     def serve_store(self, host: str) -> int:
         """Open the next world's TCPStore on this host's address ``host``; return its port.

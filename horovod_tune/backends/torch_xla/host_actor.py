@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 
@@ -22,6 +22,7 @@ from horovod_tune.actors.rank_process import RankProcess
 from horovod_tune.actors.training_actor import ANSWER_TIMEOUT_S, TrainingActor
 from horovod_tune.backends.torch_xla.hang_detector import CHECK_INTERVAL_S, Inactivity, explain
 from horovod_tune.backends.torch_xla.topology import LaunchPlan
+from horovod_tune.backends.torch_xla.torch_xla_runtime import TorchXla
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     Assignment,
@@ -34,7 +35,10 @@ from horovod_tune.messages import (
     TrialRequest,
     WorkerInfo,
 )
+from horovod_tune.rank.process import Rank
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 # How long the ranks of a slice may take to start: each waits for all others, so a large slice takes minutes.
 LAUNCH_TIMEOUT_S = 900.0
 # How long inactive ranks may take to answer.
@@ -87,7 +91,7 @@ class HostActor:
         inherited = self._actors[0].environment()
         environments = [{**plan.environment, **each} for each in plan.of_each] or [plan.environment]
         if not plan.of_each:
-            environments *= _ask(self._processes[0], "count_processes", inherited, plan.environment)
+            environments *= _ask(self._processes[0], TorchXla.count_processes, inherited, plan.environment)
         if not environments:
             raise RuntimeError("torch_xla finds no TPU chip on this host")
         size = len(environments)
@@ -95,8 +99,9 @@ class HostActor:
         self._processes += [actor.start_process() for actor in self._actors[1:size]]
 
         def launch(local_rank: int) -> list[RankInfo]:
-            own = self._processes[local_rank], environments[local_rank]
-            return [RankInfo(*each) for each in _ask(own[0], "launch", inherited, own[1], local_rank, size)]
+            process, planned = self._processes[local_rank], environments[local_rank]
+            numbers = _ask(process, TorchXla.launch, inherited, planned, local_rank, size)
+            return [RankInfo(*each) for each in numbers]
 
         with ThreadPoolExecutor(size) as threads:
             calls = [threads.submit(launch, local_rank) for local_rank in range(size)]
@@ -137,14 +142,14 @@ class HostActor:
     def _check_hang(self) -> None:
         actors = zip(self._actors, self._processes, strict=False)
         running = {process: actor for actor, process in actors if actor.running}
-        operations = sum(each or 0 for each in _ask_all(running, "operations"))
+        operations = sum(each or 0 for each in _ask_all(running, TorchXla.operations))
         if not running or not self._inactivity.update(operations, _cpu_s(running)):
             return
         self._inactivity.restart()
         stacks: dict[int, str | None] = dict.fromkeys(
             rank for actor in running.values() for rank in list(actor.running)
         )
-        for found in _ask_all(running, "stacks"):
+        for found in _ask_all(running, Rank.stacks):
             stacks.update(found or {})
         hung = explain(stacks, self._stall_timeout_s)
         for process, actor in running.items():
@@ -184,21 +189,23 @@ class HostActor:
             list(threads.map(TrainingActor.reply_now, self._actors))
 
 
-def _ask(process: RankProcess, method: str, *arguments: Any) -> Any:
-    """Call a method of a process that starts; the launcher raises before this call takes too long."""
+def _ask(
+    process: RankProcess, request: Callable[Concatenate[Any, _P], _T], *arguments: _P.args, **named: _P.kwargs
+) -> _T:
+    """Ask a process that starts; the launcher raises before this call takes too long."""
     try:
-        return process.ask(method, *arguments, timeout_s=LAUNCH_TIMEOUT_S + ANSWER_TIMEOUT_S)
+        return process.ask(request, LAUNCH_TIMEOUT_S + ANSWER_TIMEOUT_S, *arguments, **named)
     except RuntimeError as error:
         text = process.exit_text() if process.has_ended.is_set() else f"process {process.pid}:\n{error}"
         raise RuntimeError(text) from None
 
 
-def _ask_all(processes: Collection[RankProcess], method: str) -> list[Any]:
+def _ask_all(processes: Collection[RankProcess], request: Callable[[Any], _T]) -> list[_T | None]:
     """Return every process's reply; None for one that did not reply in time, or has ended."""
 
-    def ask(process: RankProcess) -> Any:
+    def ask(process: RankProcess) -> _T | None:
         with contextlib.suppress(RuntimeError, TimeoutError):
-            return process.ask(method, timeout_s=STACKS_TIMEOUT_S)
+            return process.ask(request, STACKS_TIMEOUT_S)
         return None
 
     with ThreadPoolExecutor(max(1, len(processes))) as threads:

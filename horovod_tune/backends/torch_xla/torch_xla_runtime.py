@@ -12,7 +12,7 @@ import faulthandler
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -43,6 +43,9 @@ class TorchXla(RankBackend):
     def load(self) -> None:
         import torch_xla.core.xla_model
         import torch_xla.debug.metrics  # noqa: F401
+
+    def answers(self) -> Sequence[Callable[..., Any]]:
+        return self.count_processes, self.launch, self.operations
 
     def count_processes(self, inherited: dict[str, str], planned: dict[str, str]) -> int:
         """Return how many processes torch_xla would start on this host; arguments as `launch`'s."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, wrap
+from horovod_tune.compatibility import Patch, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 # The variable that Tune sets in the processes of every trial.

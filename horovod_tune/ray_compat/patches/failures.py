@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from horovod_tune.compatibility import Patch, wrap
 from horovod_tune.errors import HorovodTuneError, MetricNotReported, TrainingFailed
-from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 logger = logging.getLogger(__name__)
 

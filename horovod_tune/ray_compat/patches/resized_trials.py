@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, wrap
+from horovod_tune.compatibility import Patch, wrap
 
 _SCHEDULER = "ray.tune.schedulers:ResourceChangingScheduler"
 # How long a trial's actor may take to reply to `resize`, which is called between two of its steps.

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, wrap
+from horovod_tune.compatibility import Patch, wrap
 
 _STORAGE = "ray.train._internal.storage"
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, wrap
+from horovod_tune.compatibility import Patch, wrap
 
 _OUTPUT = "ray.tune.experimental.output"
 # True while this thread runs a search without Tune's own output.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import norm, qmc
 
-from horovod_tune.analysis.scoring import non_dominated
+from horovod_tune.scoring import non_dominated
 from horovod_tune.search.gp.acquisition import PosteriorDraws
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.kernels import FloatArray

@@ -14,8 +14,8 @@ from made_experiments import edit_state, read
 from ray import tune
 
 from horovod_tune.analysis import analyze
-from horovod_tune.analysis.experiment_metadata import space_metadata
 from horovod_tune.analysis.reader.records import Domain
+from horovod_tune.experiment_metadata import space_metadata
 
 
 def folder_of(home: Path, number: int) -> Path:

@@ -85,8 +85,7 @@ def main() -> None:
     import ray
     from ray import tune
 
-    from horovod_tune import DistributedTrainableCreator
-    from horovod_tune.ray_compat import compatibility
+    from horovod_tune import DistributedTrainableCreator, compatibility
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     analysis = tune.run(

@@ -3,8 +3,8 @@
 train(config)                                     the user's function, in the main thread
  └ rank/             one process per rank and trial, forked from the host's template; ends with the trial
     └ actors/           one training actor per rank (torch_xla: one per TPU host): starts and watches it
-       └ coordinator/      one actor per trial; keeps the training actors for the next trial
-          └ trainable.py      the trial, as Tune sees it        ── step() ─► Tune ─► search/
+       └ coordinator/      one actor: runs one trial after another, and keeps the training actors
+          └ trainable.py      the trial as Tune sees it, in the same actor   ── step() ─► Tune ─► search/
 
 rank/template.py     one process per host and search: a fresh Python that has imported what ranks need, and
                      forks them: backends/ for Horovod, torch.distributed or torch_xla

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+# The line of an error before the last lines that a process printed.
+LAST_OUTPUT = "its last output was"
+
 
 class HorovodTuneError(Exception):
     """Base class of this package's exceptions. Wrong arguments may also raise ValueError or TypeError."""

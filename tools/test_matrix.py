@@ -53,7 +53,7 @@ COMBINATIONS = {
         f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
     },
 }
-# The shapes of private APIs, and real trials: one after the other, with failures and checkpoints.
+# The checker of private APIs, and real trials: one after the other, with failures and checkpoints.
 QUICK = [
     "tests/test_compatibility.py",
     "tests/trials/test_checkpoints.py",

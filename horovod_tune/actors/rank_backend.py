@@ -1,7 +1,7 @@
 """The interfaces that Horovod's and torch.distributed's backends implement for the actors that they share.
 
-A `RankBackend` is in each rank's process; it inherits the methods that have a default. `OpenRendezvous` is
-called in the coordinator.
+A `RankBackend` is in each rank's process. `OpenRendezvous` is the type of a function that
+is called in the coordinator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from horovod_tune.session.session import WorldBroken
 
 
 class RankBackend(Protocol):
-    """The backend in one rank's process. It is made, and loaded, in the template that forks the process."""
+    """The backend in one rank's process. It is made, and loaded, in the template that forks the process.
+
+    A backend must implement `close`, `abort` and `describe_failure`; the other methods have a default.
+    """
 
     # The collectives of `commit` and `get_state`; None if the ranks cannot commit.
     collectives: Collectives | None

@@ -28,7 +28,7 @@ from horovod_tune.actors.rank_output import RankOutput
 from horovod_tune.channel.framing import RANK_MESSAGES, Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.report_channel import ChannelToken, hand_over
-from horovod_tune.errors import StartFailed, encodable
+from horovod_tune.errors import LAST_OUTPUT, StartFailed, encodable
 from horovod_tune.messages import CheckpointPlace
 from horovod_tune.rank.template import TEMPLATE_VARIABLE
 from horovod_tune.transfer.host_copies import ask_node
@@ -353,4 +353,4 @@ def last_lines(output: bytes) -> str:
     """
     lines = [line[:_LINE_LENGTH] for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     lines = [f"  {line}" for line in lines if not _NATIVE_STACK.match(line)]
-    return "\n".join(["its last output was", *lines[-_LAST_LINES:]]) if lines else ""
+    return "\n".join([LAST_OUTPUT, *lines[-_LAST_LINES:]]) if lines else ""

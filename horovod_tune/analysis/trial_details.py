@@ -11,6 +11,7 @@ import numpy as np
 
 from horovod_tune.analysis.reader.plain_values import iteration_of, mapping, seconds
 from horovod_tune.analysis.reader.records import TrialRecord
+from horovod_tune.errors import LAST_OUTPUT
 
 # The first line of TrainingFailed (`coordinator/failures.py`).
 _RANK = re.compile(r"rank \d+ of \d+ on .+:$")
@@ -87,7 +88,8 @@ def error_line(text: str | None) -> str | None:
     if text is None:
         return None
     lines = [line for line in plain_text(text).splitlines() if line.strip()]
-    margin = [line for line in lines if not line[0].isspace() and not line.startswith("Failure #")]
+    others = ("Failure #", LAST_OUTPUT)
+    margin = [line for line in lines if not line[0].isspace() and not line.startswith(others)]
     cause = (margin or lines or ["(no text)"])[-1].strip()
     rank = next((match[0] for line in margin if (match := _RANK.search(line))), None)
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]

@@ -3,6 +3,8 @@
 On TPU v2 and v3, a process has two ranks: the second one's function runs in a thread of its own.
 
 A second thread receives from the training actor that started this process (`actors/rank_process.py`).
+
+Step 2 of 5 of a report's path: `_send_report` sends it to the coordinator, or to the training actor.
 """
 
 from __future__ import annotations

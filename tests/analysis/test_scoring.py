@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from horovod_tune.actors.rank_process import last_lines
 from horovod_tune.analysis.frames import clock, typed
 from horovod_tune.analysis.trial_details import error_line
 from horovod_tune.scoring import value_of
@@ -52,6 +53,11 @@ def test_columns_keep_their_types(values, dtype):
             '  File "t.py", line 3, in train\n    f()\nValueError: the shapes differ:\n  got 3\nwanted 4\n\n'
             "Advice: use 4.\n",
             "rank 1 of 2 on b failed: ValueError: the shapes differ:",
+        ),
+        (
+            "E: rank 1 of 2 on b died:\n(rank 0 on a lost contact with the others)\nprocess 7: it was "
+            f"ended by SIGKILL\n{last_lines(b'step 3')}",
+            "rank 1 of 2 on b died: process 7: it was ended by SIGKILL",
         ),
         (
             'E: rank 1 of 2 on b hung:\nIt is at:\n  File "t.py", line 3, in train\nit did not enter a',

@@ -1,12 +1,13 @@
 """Measures what the README claims, in programs that take turns.
 
     python -m benchmarks                      # everything: about an hour
-    python -m benchmarks turnaround reports   # some parts
-    python -m benchmarks --runs 1 --quick     # without the slow peers
-    python -m benchmarks picture              # draw results/speed.csv again
+    python -m benchmarks turnaround reports   # some parts, shown only
+    python -m benchmarks --runs 1 --quick     # without the slow peers, shown only
+    python -m benchmarks picture              # picture and tables of results/speed.csv again
 
 Every program of a part runs once in each round, so that other work on the machine affects all of them;
-ratios are taken within a round. Results go to results/speed.csv, speed_machine.txt and speed.png.
+ratios are taken within a round. The results of everything, which are of one commit, go to
+results/speed.csv, speed_machine.txt, speed.png, README.md and docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -23,15 +24,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.parts import EXECUTOR, PARTS, RUN, TRAIN, Part
+from benchmarks.parts import EXECUTOR, PARTS, RUN, TRAIN, Figures, Part, judge
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 TIMEOUT_S = 1800
 FIELDS = ("part", "way", "run", "figure", "value")
-
-# The figures of each way, one dict per round.
-Figures = dict[str, list[dict[str, float]]]
 
 
 def run_program(command: str, path: Sequence[str] = (str(ROOT),)) -> dict[str, float]:
@@ -69,29 +67,6 @@ def measure(name: str, part: Part, runs: int, quick: bool) -> Figures:
             value = figures[way][-1].get(part.figure, float("nan"))
             print(f"{name} {run + 1}: {way}: {value:.4g} {part.unit}", flush=True)
     return figures
-
-
-def judge(part: Part, figures: Figures) -> list[str]:
-    """Return a line per claim and bound: its value, its target and whether that was reached."""
-    lines = []
-    for claim in part.claims:
-        if claim.ours not in figures or claim.other not in figures:
-            continue
-        ratios = [
-            ours[claim.figure] / other[claim.figure]
-            for ours, other in zip(figures[claim.ours], figures[claim.other], strict=True)
-        ]
-        ratio = statistics.median(ratios)
-        verdict = "reached" if claim.is_reached(ratio) else "NOT reached"
-        spread = f"{min(ratios):.3g} to {max(ratios):.3g}"
-        lines.append(f"{claim.text}: {ratio:.3g} ({spread}), to be {claim.target}: {verdict}")
-    for bound in part.bounds:
-        values = [each[bound.figure] for each in figures[bound.way]]
-        value = statistics.median(values)
-        verdict = "reached" if value <= bound.at_most else "NOT reached"
-        spread = f"{min(values):.3g} to {max(values):.3g}"
-        lines.append(f"{bound.text}: {value:.3g} ({spread}), to be at most {bound.at_most:g}: {verdict}")
-    return lines
 
 
 def show(part: Part, figures: Figures) -> None:
@@ -143,20 +118,21 @@ def main() -> None:
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}, picture")
     if options.runs < 1:
         parser.error(f"--runs must be at least 1, got {options.runs}")
-    results = read_results()
     if options.parts != ["picture"]:
         facts = "\n".join(f"{name}: {value}" for name, value in machine.describe().items())
         print(facts + "\n", flush=True)
-        for name in options.parts or PARTS:
-            if name == "picture":
-                continue
+        results: dict[str, Figures] = {}
+        for name in (part for part in options.parts or PARTS if part != "picture"):
             results[name] = measure(name, PARTS[name], options.runs, options.quick)
             show(PARTS[name], results[name])
-            write_results(results)
-            (RESULTS / "speed_machine.txt").write_text(facts + "\n")
-    from benchmarks import picture
+        if options.parts or options.quick:
+            return
+        write_results(results)
+        (RESULTS / "speed_machine.txt").write_text(facts + "\n")
+    from benchmarks import picture, tables
 
-    picture.draw(results, RESULTS / "speed.png")
+    picture.draw(read_results(), RESULTS / "speed.png")
+    tables.write(read_results())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "numpy", "cloudpickle", "tensorboardX")
@@ -23,9 +24,16 @@ def describe() -> dict[str, str]:
         "memory": f"{memory / 2**20:.0f} GiB",
         "load before": f"{os.getloadavg()[0]:.1f} runnable processes in the minute before",
         "system": f"{platform.system()} {platform.release()}",
+        "commit": _commit(),
         "Python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def _commit() -> str:
+    words = ("git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty")
+    found = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
 
 
 def _lines(path: str) -> list[str]:

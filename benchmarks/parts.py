@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+
+# The figures of each way, one dict per round.
+Figures = dict[str, list[dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,29 @@ class Part:
     bounds: tuple[Bound, ...] = ()
     lower_is_better: bool = True
     runs: int | None = None
+
+
+def judge(part: Part, figures: Figures) -> list[str]:
+    """Return a line per claim and bound: its value, its target and whether that was reached."""
+    lines = []
+    for claim in part.claims:
+        if claim.ours not in figures or claim.other not in figures:
+            continue
+        ratios = [
+            ours[claim.figure] / other[claim.figure]
+            for ours, other in zip(figures[claim.ours], figures[claim.other], strict=True)
+        ]
+        ratio = statistics.median(ratios)
+        verdict = "reached" if claim.is_reached(ratio) else "NOT reached"
+        spread = f"{min(ratios):.3g} to {max(ratios):.3g}"
+        lines.append(f"{claim.text}: {ratio:.3g} ({spread}), to be {claim.target}: {verdict}")
+    for bound in part.bounds:
+        values = [each[bound.figure] for each in figures[bound.way]]
+        value = statistics.median(values)
+        verdict = "reached" if value <= bound.at_most else "NOT reached"
+        spread = f"{min(values):.3g} to {max(values):.3g}"
+        lines.append(f"{bound.text}: {value:.3g} ({spread}), to be at most {bound.at_most:g}: {verdict}")
+    return lines
 
 
 FLOOR, OURS = "plain Tune class (floor)", "horovod_tune"

@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib import ticker
 
 from benchmarks.parts import OURS, PARTS
+from benchmarks.tables import short
 
 OURS_COLOUR, OTHER_COLOUR, DOT_COLOUR = "#1f77b4", "#b8bcc2", "#30343a"
 SHOWN = (
@@ -49,7 +50,7 @@ def _panel(axis: Any, name: str, figures: Mapping[str, list[dict[str, float]]]) 
         axis.barh(place, median, color=OURS_COLOUR if way.startswith(OURS) else OTHER_COLOUR, height=0.65)
         axis.plot(values, [place] * len(values), ".", color=DOT_COLOUR, markersize=4)
         axis.annotate(
-            f"{median:.3g}",
+            short(median),
             (max(values), place),
             xytext=(5, 0),
             textcoords="offset points",

@@ -25,7 +25,14 @@ from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.messages import TrialRequest
 from horovod_tune.ray_compat import queries
-from horovod_tune.ray_compat.patches import actors, failures, paused_trials, resized_trials, stored_state
+from horovod_tune.ray_compat.patches import (
+    actors,
+    driver_imports,
+    failures,
+    paused_trials,
+    resized_trials,
+    stored_state,
+)
 from horovod_tune.ray_compat.training_result import TrainingResult
 from horovod_tune.spec.placement import fits
 from horovod_tune.spec.resizing import request_for, resized, resized_request
@@ -242,6 +249,8 @@ class DistributedTrainable(FunctionTrainable):
 
 def patch_tune() -> None:
     """Apply to this process the patches of Tune that distributed trials need; harmless if repeated."""
+    driver_imports.log_without_torch()
+    driver_imports.count_callbacks_without_imports()
     paused_trials.mend_paused_trials()
     actors.reuse_actors_of(is_distributed)
     actors.start_in_idle_processes(is_distributed)

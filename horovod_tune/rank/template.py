@@ -111,6 +111,9 @@ def import_all(make_backend: Callable[[], Any], preload: Sequence[str]) -> tuple
     with contextlib.suppress(Exception):  # the rank loads it again, and reports the error
         backend.load()
         problem = unclean()
+    if "torch" in sys.modules:
+        with contextlib.suppress(Exception):  # torch's optimizers import it, which takes a second or more
+            importlib.import_module("torch._dynamo")
     for name in preload:
         try:
             importlib.import_module(name)

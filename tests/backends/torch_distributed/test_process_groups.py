@@ -135,6 +135,19 @@ def test_a_rank_that_failed_to_make_a_group_makes_the_next_one(workers: Workers)
     check_next(workers)
 
 
+def looks_for_what_optimizers_import(config: dict[str, Any]) -> None:
+    found = "torch._dynamo" in sys.modules
+    import torch
+
+    torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    report(found=found, needed="torch._dynamo" in sys.modules)
+
+
+def test_no_trial_imports_what_torchs_optimizers_need(workers: Workers) -> None:
+    _, events = workers.run(looks_for_what_optimizers_import)
+    assert events[0].metrics["found"] >= events[0].metrics["needed"]
+
+
 def torchrun_script(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist

@@ -256,23 +256,3 @@ def test_a_rank_that_holds_the_gil_is_not_lost(ray_session: Any, tmp_path: Path)
         assert [event.metrics for event in events[:-1]] == [{"step": 1}, {"step": 2}]
     finally:
         workers.close()
-
-
-@pytest.mark.slow
-def test_a_process_that_does_not_exit_is_killed_and_the_next_trial_runs(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from horovod_tune.coordinator import worker_group
-
-    monkeypatch.setattr(worker_group, "EXIT_TIMEOUT_S", 2.0)
-
-    def train(config: dict[str, Any]) -> dict[str, Any]:
-        import threading
-
-        if config["hangs"]:
-            threading.Thread(target=threading.Event().wait).start()
-        return {"loss": 1.0}
-
-    assert outcome(workers, train, hangs=True) == {"loss": 1.0}
-    assert any("still ran 2 s after its training function had ended" in each for each in caplog.messages)
-    assert outcome(workers, train, hangs=False) == {"loss": 1.0}

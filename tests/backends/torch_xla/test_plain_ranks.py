@@ -77,21 +77,6 @@ def test_what_two_ranks_print_at_once_arrives_whole(workers: Workers) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_by_the_back_door_is_named_though_its_status_is_0(workers: Workers) -> None:
-    def train(config: dict[str, Any]) -> None:
-        import horovod_tune
-
-        horovod_tune.report(step=1)
-        if os.environ["RANK"] == "1":
-            os._exit(0)
-        horovod_tune.report(step=2)
-
-    workers.begin(train)
-    with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*exited with status 0"):
-        workers.events()
-
-
-@pytest.mark.slow
 def test_a_rank_that_dies_before_its_function_starts_is_named(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

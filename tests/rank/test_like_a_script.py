@@ -142,7 +142,7 @@ def test_handlers_and_finalizers_run_after_the_end_and_what_they_print_is_kept(w
 def test_a_forked_child_ends_as_in_python(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> dict[str, Any]:
         statuses = []
-        for end in (SystemExit(3), SystemExit("a text"), ValueError("mine"), None):
+        for end in (SystemExit(3), SystemExit(), SystemExit("a text"), ValueError("mine"), None):
             if (pid := os.fork()) == 0:
                 if end is not None:
                     raise end
@@ -150,7 +150,7 @@ def test_a_forked_child_ends_as_in_python(workers: Workers) -> None:
             statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         return {"statuses": statuses}
 
-    assert outcome(workers, train) == {"statuses": [3, 1, 1, 0]}
+    assert outcome(workers, train) == {"statuses": [3, 0, 1, 1, 0]}
     assert "ValueError: mine" in log_of(workers)
 
 

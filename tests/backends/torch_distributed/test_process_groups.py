@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,10 @@ def workers(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def own_workers(ray_session: Any, tmp_path: Path) -> Iterator[Callable[..., Workers]]:
-    """Makes workers for a test that breaks them."""
-    made: list[Workers] = []
-
-    def make(**options: Any) -> Workers:
-        made.append(Workers("torch", tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+def impatient_workers(ray_session: Any, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers("torch", tmp_path, stall_timeout_s=4.0)
+    yield made
+    made.close()
 
 
 def train_ddp(steps: int = 3) -> list[float]:
@@ -363,10 +356,8 @@ def fail(config: dict[str, Any]) -> None:
         ("barrier", "rank 1 of 2 on {host} hung:"),
     ],
 )
-def test_the_rank_that_others_wait_for_is_named(
-    own_workers: Callable[..., Workers], how: str, named: str
-) -> None:
-    workers = own_workers(stall_timeout_s=4.0)
+def test_the_rank_that_others_wait_for_is_named(impatient_workers: Workers, how: str, named: str) -> None:
+    workers = impatient_workers
     workers.begin(fail, how=how)
     workers.group.next_event()
     began = time.monotonic()

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
@@ -71,14 +70,6 @@ class PlainProcesses(RankBackend):
     def operations(self) -> int:
         """There is no device."""
         return 0
-
-
-class WithAThread(PlainProcesses):
-    """Cannot be forked once it is loaded."""
-
-    def load(self) -> None:
-        super().load()
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 class PlainHostActor(HostActor):

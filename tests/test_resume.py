@@ -51,7 +51,6 @@ def bucket() -> Iterator[str]:
     [
         "file://{folder}/results",
         pytest.param("s3://bucket/1?endpoint_override=http://{bucket}", marks=pytest.mark.slow),
-        pytest.param("s3://bucket/2?endpoint_override={bucket}&scheme=http", marks=pytest.mark.slow),
     ],
 )
 def test_the_second_start_runs_only_what_had_not_ended(

@@ -139,36 +139,28 @@ def test_numbers_of_numpy_and_torch_become_pythons():
     assert type(plain["nested"]["a"]) is float and type(plain["list"][0]) is int
 
 
-class Split(str, enum.Enum):
-    TRAIN = "train"
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
 def test_keys_of_numpy_and_of_subclasses_become_pythons():
     """As of the dict that `numpy.unique` gives for each class."""
     flags = numpy.array([True])
     plain = plain_metrics(
         {
             numpy.str_("top"): 1.0,
-            Split.TRAIN: 2.0,
+            Kind.MODEL: 2.0,
             "words": {name: 0.5 for name in numpy.unique(["cat", "dog"])},
             "numbers": [{n: {numpy.float32(0.5): 1} for n in numpy.unique([3, 4])}],
             "flags": {flags[0]: 1},
-            "of subclasses": {Split.TRAIN: 1, Level.LOW: 2},
+            "of subclasses": {Kind.MODEL: 1, Phase.TRAINING: 2},
             "plain": {"a": 1, 2: 3, 0.5: 4, False: 5, None: 6},
         }
     )
     assert repr(plain) == repr(
         {
             "top": 1.0,
-            "train": 2.0,
+            "model": 2.0,
             "words": {"cat": 0.5, "dog": 0.5},
             "numbers": [{3: {0.5: 1}, 4: {0.5: 1}}],
             "flags": {True: 1},
-            "of subclasses": {"train": 1, 1: 2},
+            "of subclasses": {"model": 1, 1: 2},
             "plain": {"a": 1, 2: 3, 0.5: 4, False: 5, None: 6},
         }
     )

@@ -62,9 +62,9 @@ class BayesOptSearch(Searcher):
                    tune_config=tune.TuneConfig(search_alg=search, num_samples=40)).fit()
 
     * `space`: a Tune search space or bayesian-optimization's `pbounds`; by default the tuner's `param_space`.
-    * `metric`, `mode` ('min' or 'max'): by default the tuner's. Lists of them, as in
-      `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, search for the Pareto front; the tuner's
-      own `metric` is then only for its scheduler.
+    * `metric`, `mode` ('min' or 'max'): by default the tuner's, which count if both are given, with a
+      warning if they differ. Lists of them, as in `metric=["accuracy", "latency_ms"], mode=["max", "min"]`,
+      search for the Pareto front; the tuner's own `metric` is then only for its scheduler.
     * `limits`: conditions that a result must meet, such as `["latency_ms <= 20"]`, on any reported metrics.
     * `points_to_evaluate`: configurations to run first; missing parameters are drawn at random.
       `evaluated_rewards`: the metric values of these points, or None for a point that is still to be run.

@@ -6,7 +6,6 @@ Each kind runs where what it needs is installed, torch_xla on its CPU device.
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -194,26 +193,6 @@ def test_what_a_trial_changes_in_its_process_does_not_reach_the_next(workers: Wo
         "dtype": "torch.float32",
         "in_own_directory": True,
     }
-
-
-def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers: Workers) -> None:
-    def train(config: dict[str, Any]) -> None:
-        from horovod_tune import report
-
-        for step in range(3):
-            report(step=step)
-
-    _, events = workers.run(train)
-    assert [event.index for event in events[:-1]] == [1, 2, 3]
-    workers.begin(train)
-    assert isinstance(workers.group.next_event(), Report)
-    late = [each.actor.acknowledge.remote(1, math.inf, None) for each in workers.group.state.members]
-    ray.get(late, timeout=60)
-    # If the late one had an effect, the third report would be here by now.
-    second = workers.group.next_event()
-    assert isinstance(second, Report) and second.index == 2
-    assert len(workers.events()) == 2
-    assert workers.group.end_trial()
 
 
 def test_what_ranks_print_arrives_under_their_rank(workers: Workers) -> None:

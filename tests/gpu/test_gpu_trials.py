@@ -112,24 +112,6 @@ def test_each_trial_makes_its_context_and_finds_no_memory_in_use(tune_run: TuneR
     print({"first_operation_s": [each["first_operation_s"] for each in results]})
 
 
-def leave_memory(config: dict[str, Any]) -> None:
-    import ctypes
-
-    import torch
-
-    block = torch.ones(1 << 29, device="cuda")  # 2 GB, which nothing frees
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(block))
-    report(rank_pid=os.getpid(), held=torch.cuda.memory_allocated())
-
-
-def test_memory_that_a_trial_does_not_free_ends_with_its_rank(tune_run: TuneRun) -> None:
-    trainable = DistributedTrainableCreator(leave_memory, num_slots=1, use_gpu=True)
-    analysis = tune_run(trainable, num_samples=2, max_concurrent_trials=1)
-    first, second = last_results(analysis)
-    assert first["rank_pid"] != second["rank_pid"]
-    assert first["held"] == second["held"] == 1 << 31
-
-
 def fail_once_after_a_checkpoint(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
     import torch

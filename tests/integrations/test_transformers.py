@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import cloudpickle
 import pytest
 import ray
 from processes import run_python
-from worker_kinds import NEEDS, Workers, skip_unless_installed
+from worker_kinds import Workers, skip_unless_installed
 
 from horovod_tune.errors import NotSynchronised, SpecError
 from horovod_tune.messages import CheckpointPlace, Report
@@ -67,11 +66,7 @@ def train(config: dict[str, Any]) -> None:
     from horovod_tune.integrations.transformers import distribute
     from horovod_tune.session import session
 
-    if config["count_processes"]:
-        # As any script that `accelerate launch` or torchrun starts: RANK and its friends join the ranks.
-        assert os.environ["WORLD_SIZE"] == "2"
-    trainer = make_trainer(config["steps"], config["checkpoint"], use_cpu=config["count_processes"])
-    trainer = distribute(trainer)
+    trainer = distribute(make_trainer(config["steps"], checkpoint=True))
     start = get_checkpoint()
     trainer.train(resume_from_checkpoint=start.path if start else None)
     live = session.current()
@@ -81,7 +76,7 @@ def train(config: dict[str, Any]) -> None:
     Path(f"rank_{live.rank_info.rank}.json").write_text(json.dumps(facts))
 
 
-@pytest.fixture(params=list(NEEDS))
+@pytest.fixture(params=["gloo", "torch", "torch_xla"])
 def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     skip_unless_installed(request.param)
     made = Workers(request.param, tmp_path)
@@ -92,9 +87,7 @@ def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) ->
 def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continues_from_it(
     workers: Workers, tmp_path: Path
 ) -> None:
-    is_plain = workers.kind == "plain"  # here the function itself must say that there is no GPU
-    joined = is_plain or workers.kind == "torch"
-    directory = workers.begin(train, steps=2, checkpoint=True, count_processes=is_plain)
+    directory = workers.begin(train, steps=2)
     stored = tmp_path / "stored"
     reports: list[Report] = []
     while isinstance(event := workers.group.next_event(), Report):
@@ -108,11 +101,12 @@ def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_continue
     assert [each.metrics["step"] for each in reports] == [1, 2]
     assert all(each.metrics["eval_loss"] > 0 for each in reports)
     facts = [json.loads(Path(directory, f"rank_{rank}.json").read_text()) for rank in range(workers.size)]
-    assert facts == [{"reports": 2, "trainers_world": 2 if joined else 1, "at": 2}] * workers.size
+    joined = 2 if workers.kind == "torch" else 1
+    assert facts == [{"reports": 2, "trainers_world": joined, "at": 2}] * workers.size
     assert workers.group.end_trial()
     here = ray.get_runtime_context().get_node_id()
     start = CheckpointPlace(str(stored), node_id=here)
-    workers.begin(train, start=start, steps=3, checkpoint=True, count_processes=is_plain)
+    workers.begin(train, start=start, steps=3)
     steps = [event.metrics["step"] for event in workers.events() if isinstance(event, Report)]
     assert steps == [2, 3]
 

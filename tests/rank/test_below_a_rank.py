@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import ray
-from worker_kinds import NEEDS, Workers, skip_unless_installed
+from worker_kinds import Workers, skip_unless_installed
 
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Report
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module", params=list(NEEDS))
+@pytest.fixture(scope="module", params=["gloo", "torch_xla"])
 def workers(
     ray_session: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Workers]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -261,14 +260,3 @@ def test_it_has_not_finished_if_a_collective_failed_unnoticed(run: Any) -> None:
 def test_in_a_trial_of_a_fixed_size_it_is_called_once(run: Any) -> None:
     (ending,) = run(Breaks(), is_elastic=False)
     assert isinstance(ending, Failed)
-
-
-def test_a_process_that_it_forks_ends_as_in_python(run: Any) -> None:
-    def forks(config: dict[str, Any]) -> None:
-        for error, status in ((SystemExit(3), 3), (SystemExit(), 0), (ValueError("mine"), 1)):
-            if (pid := os.fork()) == 0:
-                raise error
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
-
-    (sent,) = run(forks, is_elastic=False)
-    assert isinstance(sent, Finished)

@@ -152,7 +152,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """,
-    "in a session of its own": "os.setpgid(0, 0) if False else None\npid = os.fork()\n"
+    "in a session of its own": "pid = os.fork()\n"
     "if not pid:\n    os.setsid()\n    time.sleep(600)\nprint(pid, flush=True)",
 }
 

@@ -86,7 +86,7 @@ def test_init_joins_the_search_unless_it_names_another_cluster(calls: Calls) -> 
         calls.clear()
         ray.init(given, **keywords)
         assert calls == [expected]
-    with pytest.raises(RuntimeError, match="starts a cluster, which a rank must not do"):
+    with pytest.raises(RuntimeError, match="a cluster, which a rank must not do: leave the address out"):
         ray.init("local")
 
 

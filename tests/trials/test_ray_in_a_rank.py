@@ -133,18 +133,6 @@ def test_init_in_the_function_joins_the_cluster(tune_run: Callable[..., Any]) ->
     assert {each["namespace"] for each in results} == {ray.get_runtime_context().namespace}
 
 
-def test_a_rank_cannot_start_a_cluster(tune_run: Callable[..., Any]) -> None:
-    def train(config: dict[str, Any]) -> None:
-        try:
-            ray.init("local")
-        except RuntimeError as error:
-            report(error=str(error), connected=ray.is_initialized())
-
-    (result,) = last_results(tune_run(DistributedTrainableCreator(train, num_slots=1)))
-    assert "which a rank must not do: leave the address out" in result["error"]
-    assert not result["connected"]
-
-
 def test_data_sets_are_read_in_a_rank(tune_run: Callable[..., Any]) -> None:
     def train(config: dict[str, Any]) -> None:
         import ray.data

@@ -13,9 +13,8 @@ PATCH_LEVEL = "ht7"
 
 def patches_for(torch_version: tuple[int, int], gpu: str) -> list[Path]:
     """Return the patches for a build against torch `torch_version` (major, minor) with `gpu` operations."""
-    names = ["starting", "authentication", "exchange", "running", "compiling"]
-    if torch_version >= (2, 1):
-        names.insert(0, "cxx20" if torch_version >= (2, 14) else "cxx17")
+    standard = "cxx20" if torch_version >= (2, 14) else "cxx17"
+    names = [standard, "starting", "authentication", "exchange", "running", "compiling"]
     if gpu == "none":
         names.append("cpu_only")
     return [Path(__file__).with_name(f"{name}.patch") for name in names]

@@ -27,7 +27,6 @@ import horovod_tune
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.function.with_parameters import with_parameters
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import make_spec
 from horovod_tune.trainable import DistributedTrainable
@@ -164,75 +163,6 @@ def test_a_segmentation_fault_on_one_host_is_named_and_every_rank_continues_from
     assert "rank 3 of 4 on" in text and "died" in text
     assert "SIGSEGV (segmentation fault)" in text and "lack of memory" in text
     assert "Fatal Python error: Segmentation fault" in text, "with the stack of the process"
-
-
-def test_a_message_that_is_not_ours_fails_the_trial(run: Callable[..., Any]) -> None:
-    def smuggle(config: dict[str, Any]) -> None:
-        for frame in sys._current_frames().values():  # the listening thread has the channel
-            while frame is not None:
-                channel = getattr(frame.f_locals.get("self"), "_control", None)
-                if channel is not None:
-                    channel.send("run", code="print()")
-                frame = frame.f_back
-        horovod_tune.report(loss=1)
-
-    analysis = run(smuggle, 1, 1, raise_on_failed_trial=False)
-    (trial,) = analysis.trials
-    said = "{'kind': 'run', 'code': 'print()'} is not a message of a known kind"
-    assert said in Path(trial.error_file).read_text()
-
-
-def memory_at(address: int) -> tuple[str, int, int]:
-    """Return the file (inode), the pages of its own and all present ones (kB) of the memory at an address."""
-    sizes: dict[str, int] = {}
-    inode = ""
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
-            if inode:
-                break
-            low, high = (int(each, 16) for each in words[0].split("-"))
-            inode = words[4] if low <= address < high else ""
-        elif inode and words[-1] == "kB":
-            sizes[words[0]] = int(words[1])
-    return inode, sizes["Private_Dirty:"], sizes["Rss:"]
-
-
-def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
-    run: Callable[..., Any],
-) -> None:
-    import numpy
-    import torch
-
-    def look(config: dict[str, Any], data: Any) -> None:
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        total = data["x"].sum().item()
-        dist.barrier()  # a page of the file that only one process has mapped yet counts as its own
-        inode, dirty, resident = memory_at(data["x"].data_ptr())
-        assert {memory_at(each.data_ptr())[0] for each in data["model"].parameters()} == {inode}
-        seen: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(seen, (inode, dirty, resident))
-        data["x"] += dist.get_rank() + 1  # on a copy of its own
-        dist.barrier()
-        own: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(own, data["x"][0].item())
-        dist.destroy_process_group()
-        horovod_tune.report(total=total, seen=seen, own=own, labels=data["labels"].tolist())
-
-    x = torch.ones(1 << 20)
-    # 4 MB and more, so that a copy in a rank would not lie in the file.
-    data = {"x": x, "labels": numpy.arange(3), "model": torch.nn.Linear(1024, 1024)}
-    analysis = run(with_parameters(look, data=data), num_hosts=1, num_samples=2, max_concurrent_trials=1)
-    for result in last_results(analysis):
-        assert (result["total"], result["labels"]) == (float(1 << 20), [0, 1, 2])
-        assert result["own"] == [2.0, 3.0]
-        (first, second) = result["seen"]
-        assert first[0] == second[0] != "0", "both ranks map one file"
-        assert min(first[2], second[2]) >= 4096
-        # The kernel maps neighbours of a page that is touched: some of the model's in one process only.
-        assert max(first[1], second[1]) < 400, "a copy before writing would be 4096 kB"
 
 
 def test_two_trials_on_slices_have_a_whole_slice_each(

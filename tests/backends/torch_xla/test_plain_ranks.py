@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import plain_processes
 import psutil
 import pytest
 import ray
@@ -37,22 +36,6 @@ def workers(ray_session: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers("plain", tmp_path, timeout_s=180)
     yield made
     made.close()
-
-
-@dataclass
-class Layer:
-    """As a script defines it: in no module that another process could import."""
-
-    width: int
-
-
-@pytest.mark.slow
-def test_a_config_may_hold_objects_of_the_scripts_own_classes(workers: Workers) -> None:
-    def train(config: dict[str, Any]) -> dict[str, Any]:
-        return {"width": config["layer"].width, "made": config["kind"](3).width}
-
-    _, events = workers.run(train, layer=Layer(8), kind=Layer)
-    assert events[0].metrics == {"width": 8, "made": 3}
 
 
 @pytest.mark.slow
@@ -74,21 +57,6 @@ def test_what_two_ranks_print_at_once_arrives_whole(workers: Workers) -> None:
         ]  # torch may warn of something
         assert own == [f"{rank} {number}" for number in range(lines)]
     assert workers.group.end_trial()
-
-
-@pytest.mark.slow
-def test_a_rank_that_leaves_by_the_back_door_is_named_though_its_status_is_0(workers: Workers) -> None:
-    def train(config: dict[str, Any]) -> None:
-        import horovod_tune
-
-        horovod_tune.report(step=1)
-        if os.environ["RANK"] == "1":
-            os._exit(0)
-        horovod_tune.report(step=2)
-
-    workers.begin(train)
-    with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*exited with status 0"):
-        workers.events()
 
 
 @pytest.mark.slow
@@ -236,25 +204,6 @@ def test_a_host_without_chips_fails_the_start(workers: Workers) -> None:
         workers.begin(wait_for_ever)
 
 
-@pytest.mark.slow
-def test_a_report_of_another_rank_than_0_fails_the_trial(workers: Workers) -> None:
-    def train(config: dict[str, Any]) -> None:
-        import horovod_tune
-        from horovod_tune.messages import Report
-        from horovod_tune.session import session
-
-        live = session.current()
-        assert live is not None
-        if live.rank_info.rank == 1:
-            live._send(Report(1, {"loss": 0.0}))
-        horovod_tune.report(loss=1.0)
-        horovod_tune.report(loss=1.0)
-
-    workers.begin(train)
-    with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*which only rank 0 may do"):
-        workers.events()
-
-
 def write_facts(config: dict[str, Any]) -> None:
     import horovod_tune
     from horovod_tune.session import session
@@ -307,18 +256,6 @@ def test_one_of_two_ranks_in_a_process_ends_the_trial(workers: Workers, how: str
     said = {"raises": r"rank 1 of 2 .*bad batch", "dies": r"rank 0 of 2 on .* died.*SIGKILL"}[how]
     with pytest.raises(TrainingFailed, match=f"(?s){said}"):
         workers.events()
-
-
-@pytest.mark.slow
-def test_ranks_of_a_template_that_must_not_fork_are_new_programs(
-    workers: Workers, capfd: pytest.CaptureFixture[str]
-) -> None:
-    workers.launcher.make_backend = plain_processes.WithAThread
-    for _ in range(2):
-        directory, events = workers.run(write_facts)
-        assert len(events) == 3
-        facts = [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(2)]
-        assert [each[1:] for each in facts] == [[0, True, 2], [1, True, 2]]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.channel.framing import peer_user
 from horovod_tune.errors import StartFailed
 from horovod_tune.rank.template import (
     BOOT,
@@ -27,7 +28,6 @@ from horovod_tune.rank.template import (
     TEMPLATE_NAME,
     TEMPLATE_VARIABLE,
     Settings,
-    peer_user,
 )
 
 # How long a template may take to import, and then to fork a rank.

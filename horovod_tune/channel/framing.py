@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -66,6 +67,12 @@ MAX_FRAME_BYTES = 1 << 30
 # How many bytes are read at a time.
 _READ_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 def check(message: Any, schema: Schema) -> dict[str, Any]:

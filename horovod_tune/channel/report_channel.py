@@ -15,18 +15,16 @@ import hmac
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from horovod_tune.channel.framing import ACKS, REPORTS, Channel
+from horovod_tune.channel.framing import ACKS, REPORTS, Channel, peer_user
 from horovod_tune.errors import MetricsError
 from horovod_tune.messages import CheckpointPlace, Report
 
 # Half of what Linux buffers for a socket by default (net.core.wmem_default), so sending never has to wait.
 MAX_REPORT_BYTES = 100_000
 CONNECT_S = 5.0
-_CREDENTIALS = struct.Struct("3i")
 _SECRET_BYTES = 32
 
 
@@ -67,9 +65,7 @@ class Listener:
                         channels[worker] = CoordinatorChannel(channel)
 
     def _identify(self, end: socket.socket) -> tuple[int, socket.socket] | None:
-        credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(credentials)
-        if user != os.geteuid():
+        if peer_user(end) != os.geteuid():
             return None
         end.setblocking(False)  # `recv_fds` ignores its flags
         try:

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from horovod_tune.channel.framing import peer_user
 from horovod_tune.rank.allocator import keep_freed_memory
 from horovod_tune.rank.rank_start import RankStart
 
@@ -394,12 +395,6 @@ def _read_nothing() -> None:
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - open as long as the process
     sys.argv = [TEMPLATE_NAME]
-
-
-def peer_user(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a Unix socket."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 def _parsed(data: bytes) -> Any:

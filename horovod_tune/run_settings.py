@@ -228,9 +228,7 @@ def hint_for(trainable: Any) -> str:
 
 def compares_without_metric(arguments: dict[str, Any], config: Any) -> bool:
     """Return True if a search of several trials has no metric by which to compare them."""
-    search: Any = arguments.get("search_alg")
-    while getattr(search, "searcher", None) is not None:
-        search = search.searcher
+    search = schedules.innermost(arguments.get("search_alg"))
     several = arguments.get("num_samples", 1) != 1 or search is not None or bool(_searched(search, config))
     # `BayesOptSearch` may have a list of metrics.
     return several and not (tune_run.metric_and_mode(arguments)[0] or getattr(search, "metric", None))
@@ -293,10 +291,8 @@ def _prepare_search(arguments: dict[str, Any]) -> None:
 
     Without `config`, Tune doesn't pass on its metric, mode and stop criterion either.
     """
-    search = arguments.get("search_alg")
-    while search is not None and not hasattr(search, "set_time_attr"):
-        search = getattr(search, "searcher", None)
-    if search is None:
+    search = schedules.innermost(arguments.get("search_alg"))
+    if not hasattr(search, "set_time_attr"):
         return
     time_attr = schedules.time_attr_of(arguments.get("scheduler"))
     if time_attr is not None:

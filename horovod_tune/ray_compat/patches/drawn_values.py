@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from horovod_tune.compatibility import Patch, wrap
+from horovod_tune.ray_compat.schedules import innermost
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 
@@ -24,8 +25,5 @@ def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> No
 
     @wrap(TuneController, "add_trial")
     def add_trial(original: Any, self: Any, trial: Any) -> None:
-        searcher = self._search_alg
-        while hasattr(searcher, "searcher"):  # inside a SearchGenerator or a ConcurrencyLimiter
-            searcher = searcher.searcher
-        with seeding(searcher, trial.experiment_tag or ""):
+        with seeding(innermost(self._search_alg), trial.experiment_tag or ""):
             original(self, trial)

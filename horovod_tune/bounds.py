@@ -23,8 +23,9 @@ def number(
     more_than: float = -math.inf,
     at_most: float = math.inf,
     less_than: float = math.inf,
+    error: type[Exception] = HyperparameterError,
 ) -> float:
-    """Return `value` as a finite float within the bounds that are given.
+    """Return `value` as a finite float within the bounds that are given, or raise `error`.
 
     >>> number("momentum", 1.0, at_least=0, less_than=1)
     Traceback (most recent call last):
@@ -35,18 +36,18 @@ def number(
         with suppress(OverflowError):  # an integer beyond 1e308
             found = float(value)
     if not math.isfinite(found):
-        raise HyperparameterError(f"{name} must be a finite number, got {value!r}")
+        raise error(f"{name} must be a finite number, got {value!r}")
     if not (at_least <= found <= at_most and more_than < found < less_than):
         named = {"at least": at_least, "more than": more_than, "at most": at_most, "less than": less_than}
         bounds = " and ".join(f"{words} {bound:g}" for words, bound in named.items() if math.isfinite(bound))
-        raise HyperparameterError(f"{name} must be {bounds}, got {value!r}")
+        raise error(f"{name} must be {bounds}, got {value!r}")
     return found
 
 
-def count(name: str, value: Any, bound: int = 1) -> int:
-    """Return `value` as an int that is at least `bound`; NumPy's integers are accepted."""
+def count(name: str, value: Any, bound: int = 1, *, error: type[Exception] = HyperparameterError) -> int:
+    """Return `value` as an int that is at least `bound`, or raise `error`; NumPy's integers are accepted."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < bound:
-        raise HyperparameterError(f"{name} must be an integer of at least {bound}, got {value!r}")
+        raise error(f"{name} must be an integer of at least {bound}, got {value!r}")
     return int(value)
 
 

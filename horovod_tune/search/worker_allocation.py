@@ -11,10 +11,10 @@ import ray
 from ray.tune.experiment import Trial
 from ray.tune.utils import flatten_dict
 
+from horovod_tune.bounds import count
 from horovod_tune.errors import MetricsError, SpecError
 from horovod_tune.scoring import as_number, check_metric_name
 from horovod_tune.spec.resizing import request_for, resized, with_workers
-from horovod_tune.spec.trial_spec import count
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
@@ -24,7 +24,9 @@ class _FreeWorkers(ABC):
     """Gives free workers to the trials that gain most; `names`: the metrics with a trial's need and batch."""
 
     def __init__(self, max_workers: int | None, **names: str) -> None:
-        self._max_workers = None if max_workers is None else count("max_workers", max_workers)
+        self._max_workers = (
+            None if max_workers is None else count("max_workers", max_workers, error=SpecError)
+        )
         for argument, name in names.items():
             check_metric_name(argument, name)
         self._metric, self._batch_size = names.values()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
+from horovod_tune.bounds import count, number
 from horovod_tune.errors import SpecError
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.tpu_types import shape_of
@@ -70,7 +68,7 @@ class TrialSpec:
     def __post_init__(self) -> None:
         for name in ("num_hosts", "num_slots", "num_workers", "min_workers", "max_workers"):
             if getattr(self, name) is not None:
-                self._set(name, count(name, getattr(self, name)))
+                self._set(name, count(name, getattr(self, name), error=SpecError))
         for name in ("use_gpu", "use_tpu"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -83,7 +81,7 @@ class TrialSpec:
         if self.use_gpu and self.use_tpu:
             raise SpecError("use_gpu and use_tpu cannot both be True: a trial runs on one kind of device")
         for name in ("num_cpus_per_slot", "timeout_s", "stall_timeout_s", "min_workers_timeout_s"):
-            self._set(name, _positive(name, getattr(self, name)))
+            self._set(name, number(name, getattr(self, name), more_than=0, error=SpecError))
         for name in ("timeout_s", "stall_timeout_s"):
             if getattr(self, name) > MAX_TIMEOUT_S:
                 raise SpecError(
@@ -211,30 +209,15 @@ def make_spec(*, num_cpus_per_worker: float | None = None, **arguments: Any) -> 
     if arguments.get("num_cpus_per_slot") is None:
         arguments.pop("num_cpus_per_slot", None)
         if num_cpus_per_worker is not None:
-            arguments["num_cpus_per_slot"] = _positive("num_cpus_per_worker", num_cpus_per_worker)
+            arguments["num_cpus_per_slot"] = number(
+                "num_cpus_per_worker", num_cpus_per_worker, more_than=0, error=SpecError
+            )
     elif num_cpus_per_worker is not None:
         raise SpecError(
             "num_cpus_per_worker is an alias of num_cpus_per_slot; pass only one (got num_cpus_per_slot="
             f"{arguments['num_cpus_per_slot']!r}, num_cpus_per_worker={num_cpus_per_worker!r})"
         )
     return TrialSpec(**arguments)
-
-
-def count(name: str, value: Any) -> int:
-    """Return `value` as an int, or raise `SpecError` if it is no integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise SpecError(f"{name} must be an integer of at least 1, got {value!r} ({type(value).__name__})")
-    return int(value)
-
-
-def _positive(name: str, value: Any) -> float:
-    number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            number = float(value)
-    if not 0 < number < math.inf:
-        raise SpecError(f"{name} must be a finite number above 0, got {value!r} ({type(value).__name__})")
-    return number
 
 
 def _names(argument: str, of: str, given: object, *, or_one: bool = False) -> tuple[str, ...]:

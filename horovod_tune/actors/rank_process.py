@@ -279,11 +279,6 @@ class Supervisor:
         rank.end(status)
         self._on_end(rank)
 
-    def close(self) -> None:
-        """End the ranks, and this actor's share in the template."""
-        self.is_lost = True
-        self._template.close()
-
 
 def end_processes_of(token: str) -> None:
     """Kill what a template that was killed has left: its ranks end with it, but not what these started.

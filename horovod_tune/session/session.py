@@ -260,11 +260,6 @@ def activate(session: Session | None) -> None:
         os.environ.pop(RANK_VARIABLE, None)
 
 
-def active() -> list[Session]:
-    """Return the sessions whose training functions run in this process."""
-    return list(_active)
-
-
 def current() -> Session | None:
     """Return this thread's session, or else the newest one: training functions may start threads."""
     own: Session | None = getattr(_of_thread, "session", None)

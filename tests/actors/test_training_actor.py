@@ -121,7 +121,8 @@ def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
         made.actor.describe()
         yield made
         pids = [each.pid for each in (made.actor._spare, made.actor._rank) if each is not None]
-        made.actor._prepare().close()
+        made.actor._prepare().is_lost = True
+        made.actor._template.close()
         eventually(lambda: not any(map(psutil.pid_exists, pids)), why="a rank outlives its actor")
 
 

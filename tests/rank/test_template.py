@@ -65,12 +65,18 @@ class Ranks:
 
     def __init__(self, host_template: HostTemplate, *, timeout_s: float = 60.0) -> None:
         self.ended: list[RankProcess] = []
+        self._template = host_template
         self.supervisor = Supervisor(host_template, timeout_s, self.ended.append)
 
     def start(self) -> RankProcess:
         rank = RankProcess(lambda message: None)
         self.supervisor.start(rank)
         return rank
+
+    def close(self) -> None:
+        """Do what the end of the actor does."""
+        self.supervisor.is_lost = True
+        self._template.close()
 
     def run(self) -> RankProcess:
         rank = self.start()
@@ -171,7 +177,7 @@ def test_what_a_rank_leaves_ends_with_it(
         case "killed":
             os.kill(rank.pid, signal.SIGKILL)
         case "the actor goes":
-            ranks.supervisor.close()
+            ranks.close()
         case "the template is killed":
             os.kill(host_template.pid, signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(left), why=lambda: f"{left} still runs")
@@ -185,7 +191,7 @@ def test_a_rank_that_holds_the_gil_ends_with_its_actor(connect: Callable[..., Ho
     ranks = Ranks(connect("print('on', flush=True)\n(10 ** 8) ** (10 ** 8)"))
     rank = ranks.start()
     eventually(lambda: output_of(rank) == "on\n", why=lambda: output_of(rank))
-    ranks.supervisor.close()
+    ranks.close()
     eventually(lambda: not psutil.pid_exists(rank.pid), why=lambda: "the rank still runs")
 
 
